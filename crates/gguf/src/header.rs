@@ -11,6 +11,7 @@
 //! A string is a `u64` length and its bytes; an array a `u32` type, a `u64` count and its items. All numbers are
 //! little-endian.
 
+use std::borrow::Borrow;
 use std::path::Path;
 
 use crate::cursor::{Cursor, Item, Source};
@@ -67,7 +68,8 @@ impl Header {
         cursor.check_left(item, n_keys * KEY_BYTES_MIN + n_tensors * TENSOR_BYTES_MIN)?;
 
         let metadata = read_metadata(cursor, n_keys)?;
-        let alignment = alignment(file, &metadata)?;
+        let alignment = metadata.u32(ALIGNMENT_KEY)?.unwrap_or(ALIGNMENT_DEFAULT);
+        check_alignment(file, alignment)?;
         let mut tensors = Vec::with_capacity(n_tensors as usize);
         for no in 0..n_tensors {
             tensors.push(read_tensor(cursor, no, alignment)?);
@@ -94,12 +96,17 @@ impl Header {
 }
 
 /// Positions of the tensors, sorted by name; the positions of two with the same name are the error.
-pub(crate) fn sorted_by_name(tensors: &[TensorInfo]) -> Result<Vec<u32>, (usize, usize)> {
+pub(crate) fn sorted_by_name<T: Borrow<TensorInfo>>(
+    tensors: &[T],
+) -> Result<Vec<u32>, (usize, usize)> {
+    let name = |i: u32| &tensors[i as usize].borrow().name;
     let mut by_name: Vec<u32> = (0..tensors.len() as u32).collect();
-    by_name.sort_unstable_by_key(|&i| (&tensors[i as usize].name, i));
-    let same = |w: &&[u32]| tensors[w[0] as usize].name == tensors[w[1] as usize].name;
-    match by_name.windows(2).find(same) {
-        Some(twice) => Err((twice[0] as usize, twice[1] as usize)),
+    by_name.sort_unstable_by_key(|&i| (name(i), i));
+    match by_name
+        .windows(2)
+        .find(|pair| name(pair[0]) == name(pair[1]))
+    {
+        Some(pair) => Err((pair[0] as usize, pair[1] as usize)),
         None => Ok(by_name),
     }
 }
@@ -299,10 +306,9 @@ fn read_strings<S: Source>(
     Ok(StringArray::from_parts(bytes, ends))
 }
 
-fn alignment(file: &Path, metadata: &Metadata) -> Result<u32, Error> {
-    let found = metadata.u32(ALIGNMENT_KEY)?.unwrap_or(ALIGNMENT_DEFAULT);
+pub(crate) fn check_alignment(file: &Path, found: u32) -> Result<(), Error> {
     if found.is_power_of_two() && (ALIGNMENT_MIN..=ALIGNMENT_MAX).contains(&found) {
-        return Ok(found);
+        return Ok(());
     }
     Err(Error::Alignment {
         file: file.to_owned(),

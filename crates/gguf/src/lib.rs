@@ -31,6 +31,7 @@ mod split;
 mod tensor;
 mod types;
 mod value;
+pub mod write;
 
 pub use error::{Error, NameFault, Place};
 pub use file::{GgufFile, MapMode};

@@ -90,6 +90,10 @@ impl Metadata {
             .map(|(key, value)| (key.as_str(), value))
     }
 
+    pub(crate) fn into_entries(self) -> Vec<(String, Value)> {
+        self.entries
+    }
+
     /// The number of keys.
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -1,0 +1,2 @@
+//! Models, their state and everything around them: from a name to tokens.
+pub mod fetch;

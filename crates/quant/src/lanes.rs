@@ -190,7 +190,7 @@ fn subs_6bit(bytes: &[u8], scale: &mut Subs, min: &mut Subs) {
 
 macro_rules! format256 {
     ($(#[$doc:meta])* $name:ident, bias $bias:expr, bits $bits:expr, sub32 $sub32:expr, |$b:ident, $run:ident, $out:ident| $codes:block,
-     |$sb:ident, $scale:ident, $min:ident| $subs:block, d $d:expr, eighth $eighth:expr, dmin $dmin:expr) => {
+     |$sb:ident, $scale:ident, $min:ident| $subs:block, d $d:expr, factor $factor:expr, dmin $dmin:expr) => {
         $(#[$doc])*
         #[allow(non_camel_case_types)]
         #[derive(Debug)]
@@ -208,9 +208,9 @@ macro_rules! format256 {
             fn factors(block: &[u8], d: &mut RowF32, dmin: &mut RowF32) {
                 let at: Option<usize> = $dmin;
                 halves(&block[$d..], d);
-                if $eighth {
+                if $factor != 1.0 {
                     for d in d.iter_mut() {
-                        *d /= 8.0;
+                        *d *= $factor;
                     }
                 }
                 if let Some(at) = at { halves(&block[at..], dmin) }
@@ -228,7 +228,7 @@ format256!(/// 2 bits, 4-bit scales and minima of 16 values.
                 min[j][r] = i32::from(b[16 * j + r] >> 4);
             }
         }
-    }, d 256, eighth false, dmin Some(288));
+    }, d 256, factor 1.0, dmin Some(288));
 format256!(/// 3 bits, 6-bit signed scales of 16 values.
     Q3_K, bias 4, bits 3, sub32 false,
     |b, run, out| { let b = &b[224 + 192 * run..]; two_bits(&b[64..], out); add_high(&b[..64], 1, 2, out) },
@@ -241,14 +241,14 @@ format256!(/// 3 bits, 6-bit signed scales of 16 values.
                 scale[j][r] = i32::from(low | high << 4) - 32;
             }
         }
-    }, d 192, eighth false, dmin None);
+    }, d 192, factor 1.0, dmin None);
 format256!(/// 4 bits, 6-bit scales and minima of 32 values.
     Q4_K, bias 0, bits 4, sub32 true, |b, run, out| { nibbles(&b[256 + 256 * run..], out) },
-    |b, scale, min| { subs_6bit(&b[64..], scale, min) }, d 0, eighth false, dmin Some(32));
+    |b, scale, min| { subs_6bit(&b[64..], scale, min) }, d 0, factor 1.0, dmin Some(32));
 format256!(/// 5 bits, 6-bit scales and minima of 32 values.
     Q5_K, bias 0, bits 5, sub32 true,
     |b, run, out| { let b = &b[256 + 320 * run..]; nibbles(&b[64..], out); add_high(&b[..64], 1, 4, out) },
-    |b, scale, min| { subs_6bit(&b[64..], scale, min) }, d 0, eighth false, dmin Some(32));
+    |b, scale, min| { subs_6bit(&b[64..], scale, min) }, d 0, factor 1.0, dmin Some(32));
 format256!(/// 6 bits, 8-bit signed scales of 16 values.
     Q6_K, bias 32, bits 6, sub32 false,
     |b, run, out| { let b = &b[288 + 384 * run..]; nibbles(&b[128..], out); add_high(&b[..128], 2, 4, out) },
@@ -258,7 +258,7 @@ format256!(/// 6 bits, 8-bit signed scales of 16 values.
                 scale[j][r] = i32::from(b[16 * j + r] as i8);
             }
         }
-    }, d 256, eighth false, dmin None);
+    }, d 256, factor 1.0, dmin None);
 format256!(/// 4-bit index into a table of 8-bit values, 6-bit signed scales of 32 values.
     IQ4_XS, bias 128, bits 8, sub32 true,
     |b, run, out| { nibbles(&b[128 + 256 * run..], out); look_up(&formats::IQ4_NL_VALUES, 128, out) },
@@ -272,10 +272,10 @@ format256!(/// 4-bit index into a table of 8-bit values, 6-bit signed scales of 
                 scale[2 * j + 1][r] = s;
             }
         }
-    }, d 0, eighth false, dmin None);
+    }, d 0, factor 1.0, dmin None);
 
-/// Runs a format's row-wise unpacker over the rows of a tile's block. Grid scales are (2s + 1) / 8: the odd integer is the
-/// sub-scale, the eighth belongs to d.
+/// Runs a format's row-wise unpacker over the rows of a tile's block. Grid scales are (2s + 1) times a power of two: the odd
+/// integer is the sub-scale, the power belongs to d.
 #[inline(always)]
 fn by_row(ty: TensorType, block: &[u8], mut each: impl FnMut(usize, &formats::Block256)) {
     let layout = Layout::of(ty).expect("a format with a layout");
@@ -290,7 +290,7 @@ fn by_row(ty: TensorType, block: &[u8], mut each: impl FnMut(usize, &formats::Bl
 }
 
 macro_rules! grid {
-    ($($(#[$doc:meta])* $name:ident, sub32 $sub32:expr;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident, factor $factor:expr, sub32 $sub32:expr;)*) => {$(
         format256!($(#[$doc])* $name, bias 64, bits 7, sub32 $sub32,
             |b, run, out| {
                 by_row(TensorType::$name, b, |r, row| {
@@ -306,21 +306,21 @@ macro_rules! grid {
                     }
                 })
             },
-            d 0, eighth true, dmin None);
+            d 0, factor $factor, dmin None);
     )*};
 }
 
 grid! {
     /// Grid of 256 groups of 8 values, 4-bit scales of 32 values.
-    IQ2_XXS, sub32 true;
+    IQ2_XXS, factor 0.125, sub32 true;
     /// Grid of 512 groups of 8 values, 4-bit scales of 16 values.
-    IQ2_XS, sub32 false;
+    IQ2_XS, factor 0.125, sub32 false;
     /// Grid of 1024 groups of 8 values, 4-bit scales of 16 values.
-    IQ2_S, sub32 false;
+    IQ2_S, factor 0.125, sub32 false;
     /// Grid of 256 groups of 4 values, 4-bit scales of 32 values.
-    IQ3_XXS, sub32 true;
+    IQ3_XXS, factor 0.25, sub32 true;
     /// Grid of 512 groups of 4 values, 4-bit scales of 32 values.
-    IQ3_S, sub32 true;
+    IQ3_S, factor 1.0, sub32 true;
 }
 
 /// Calls a generic function with the unpacker of a format of class `Block32`.

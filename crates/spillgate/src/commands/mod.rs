@@ -1,0 +1,35 @@
+//! One module a command: its flags, and what it does.
+
+pub mod info;
+pub mod pull;
+pub mod tokenize;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use engine::fetch;
+use gguf::{GgufFile, MapMode};
+
+use crate::cli::{Cli, Command};
+use crate::interrupt;
+use crate::progress::Bar;
+
+pub fn dispatch(cli: &Cli) -> Result<()> {
+    let common = &cli.common;
+    match &cli.command {
+        Command::Pull(args) => pull::run(args, common),
+        Command::Info(args) => info::run(args, common),
+        Command::Tokenize(args) => tokenize::run(args, common),
+    }
+}
+
+/// The path of a model argument, fetched first where it is missing.
+fn model_path(model: &str) -> Result<PathBuf> {
+    Ok(fetch::cached_or_pull(model, &mut Bar::new("fetching"))?)
+}
+
+/// Opens a model's file for its header alone.
+fn open_header(model: &str) -> Result<GgufFile> {
+    interrupt::catch()?;
+    Ok(GgufFile::open(&model_path(model)?, MapMode::Read)?)
+}

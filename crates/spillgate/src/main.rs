@@ -1,0 +1,36 @@
+//! `spillgate`: language models from the command line.
+//!
+//! A thin shell over [`engine`]: [`cli`] says what can be asked, [`commands`] has one module a command, and every
+//! command writes its result to stdout and everything else to stderr.
+
+mod cli;
+mod commands;
+mod failure;
+mod flags;
+mod interrupt;
+mod output;
+mod progress;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::filter::LevelFilter as Level;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    let level = match cli.common.verbose {
+        0 => Level::WARN,
+        1 => Level::INFO,
+        _ => Level::DEBUG,
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_ansi(output::stderr_has_colour())
+        .without_time()
+        .init();
+    match commands::dispatch(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure::report(&error),
+    }
+}

@@ -1,0 +1,101 @@
+//! Progress on stderr: a bar on a terminal, a few lines elsewhere.
+
+use std::io::IsTerminal;
+
+use engine::fetch;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::interrupt;
+use crate::output::human_bytes;
+
+/// A bar for bytes, of a download or of a model that is loaded.
+pub struct Bar {
+    verb: &'static str,
+    bar: Option<ProgressBar>,
+    on_terminal: bool,
+}
+
+impl Bar {
+    /// A bar that begins with a verb, as in "fetching".
+    pub fn new(verb: &'static str) -> Self {
+        Self {
+            verb,
+            bar: None,
+            on_terminal: std::io::stderr().is_terminal(),
+        }
+    }
+
+    /// Shows the bar, or says once what goes on.
+    pub fn start(&mut self, name: &str, done_bytes: u64, total_bytes: u64) {
+        if !self.on_terminal {
+            let so_far = match done_bytes {
+                0 => String::new(),
+                n => format!(", {} already there", human_bytes(n)),
+            };
+            eprintln!(
+                "{} {name} ({}{so_far})",
+                self.verb,
+                human_bytes(total_bytes)
+            );
+            return;
+        }
+        let style = ProgressStyle::with_template(
+            "{prefix} {msg} [{bar:30}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
+        )
+        .expect("the template is a constant")
+        .progress_chars("=> ");
+        let bar = ProgressBar::new(total_bytes)
+            .with_style(style)
+            .with_prefix(self.verb)
+            .with_message(name.to_owned());
+        bar.set_position(done_bytes);
+        // What is there already says nothing about the speed.
+        bar.reset_eta();
+        self.bar = Some(bar);
+    }
+
+    /// Moves the bar.
+    pub fn set(&self, done_bytes: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(done_bytes);
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl fetch::Progress for Bar {
+    fn begin(&mut self, file: &str, done_bytes: u64, total_bytes: u64) {
+        self.start(file, done_bytes, total_bytes);
+    }
+
+    fn advance(&mut self, done_bytes: u64) {
+        self.set(done_bytes);
+    }
+
+    fn finish(&mut self) {
+        self.clear();
+    }
+
+    fn note(&mut self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("note: {text}")),
+            None => eprintln!("note: {text}"),
+        }
+    }
+
+    fn interrupted(&self) -> bool {
+        interrupt::asked()
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}

@@ -113,10 +113,13 @@ impl fmt::Display for Item<'_> {
     }
 }
 
+/// A position in a header, whose reads are all checked against the end of the file first.
 pub(crate) struct Cursor<'a, S> {
     pub(crate) file: &'a Path,
     source: S,
     file_bytes: u64,
+    /// The last byte that a header may reach: that of the file, or of any header.
+    end_max: u64,
     pos: u64,
 }
 
@@ -126,6 +129,7 @@ impl<'a, S: Source> Cursor<'a, S> {
             file,
             source,
             file_bytes,
+            end_max: file_bytes.min(HEADER_BYTES_MAX),
             pos: 0,
         }
     }
@@ -144,23 +148,35 @@ impl<'a, S: Source> Cursor<'a, S> {
     }
 
     /// Checks that the header can go on for `needs` bytes.
+    #[inline]
     pub(crate) fn check_left(&self, item: Item<'_>, needs: u64) -> Result<(), Error> {
+        // No underflow: nothing is read beyond.
+        if needs <= self.end_max - self.pos {
+            return Ok(());
+        }
+        Err(self.no_more(item, needs))
+    }
+
+    #[cold]
+    fn no_more(&self, item: Item<'_>, needs: u64) -> Error {
+        let at = self.place();
+        let item = item.to_string();
         let left = self.left();
         if needs > left {
-            return Err(Error::UnexpectedEnd {
-                at: self.place(),
-                item: item.to_string(),
+            return Error::UnexpectedEnd {
+                at,
+                item,
                 needs,
                 left,
-            });
+            };
         }
-        // No overflow: both are sizes within the file.
-        self.check_limit(
+        Error::Limit {
+            at,
             item,
-            "end of the header",
-            self.pos + needs,
-            HEADER_BYTES_MAX,
-        )
+            what: "end of the header",
+            found: self.pos + needs,
+            max: HEADER_BYTES_MAX,
+        }
     }
 
     pub(crate) fn check_limit(

@@ -1,0 +1,130 @@
+//! Memory that kernels like: aligned to cache lines, and shared between workers that write disjoint parts.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+/// Bytes a cache line, and the alignment of every buffer.
+pub const ALIGN: usize = 64;
+
+/// Types for which any bit pattern, and so zeroed memory, is a value.
+///
+/// # Safety
+/// All-zero bytes must be a valid value, and the type must need no drop.
+pub unsafe trait Plain: Copy {}
+// SAFETY: plain integers and floats.
+unsafe impl Plain for u8 {}
+// SAFETY: as above.
+unsafe impl Plain for i8 {}
+// SAFETY: as above.
+unsafe impl Plain for u16 {}
+// SAFETY: as above.
+unsafe impl Plain for i16 {}
+// SAFETY: as above.
+unsafe impl Plain for i32 {}
+// SAFETY: as above.
+unsafe impl Plain for f32 {}
+
+/// A zeroed, cache-line aligned buffer of fixed length.
+#[derive(Debug)]
+pub struct Buffer<T: Plain> {
+    ptr: NonNull<T>,
+    len: usize,
+}
+
+// SAFETY: the buffer owns its memory, and T is plain data.
+unsafe impl<T: Plain> Send for Buffer<T> {}
+// SAFETY: shared access only reads.
+unsafe impl<T: Plain> Sync for Buffer<T> {}
+
+/// The system would not give this much memory.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("could not allocate {bytes} bytes of host memory")]
+pub struct OutOfMemory {
+    /// What was asked for.
+    pub bytes: usize,
+}
+
+impl<T: Plain> Buffer<T> {
+    fn layout(len: usize) -> Option<Layout> {
+        Layout::array::<T>(len.max(1)).ok()?.align_to(ALIGN).ok()
+    }
+
+    /// A buffer of `len` zeros. Pages are taken from the system as they are first written.
+    ///
+    /// # Errors
+    /// If the size overflows or the allocator refuses it.
+    pub fn new(len: usize) -> Result<Self, OutOfMemory> {
+        let refused = OutOfMemory {
+            bytes: len.saturating_mul(size_of::<T>()),
+        };
+        let layout = Self::layout(len).ok_or(refused.clone())?;
+        // SAFETY: the layout's size is not zero.
+        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }.cast::<T>()).ok_or(refused)?;
+        Ok(Self { ptr, len })
+    }
+}
+
+impl<T: Plain> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        let layout = Self::layout(self.len).expect("the layout it was made with");
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.ptr.as_ptr().cast(), layout) }
+    }
+}
+
+impl<T: Plain> Deref for Buffer<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: `len` initialised (zeroed) values are owned.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Plain> DerefMut for Buffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: `len` initialised values are owned, and `self` is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+/// A slice that several workers write at once, each its own part.
+#[derive(Debug)]
+pub struct Shared<'a, T> {
+    ptr: *mut T,
+    len: usize,
+    life: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: parts are handed out under the contract of `part`.
+unsafe impl<T: Send> Send for Shared<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
+
+impl<'a, T> Shared<'a, T> {
+    /// Takes the slice for the time of a fork.
+    pub fn new(slice: &'a mut [T]) -> Self {
+        Self {
+            ptr: slice.as_mut_ptr(),
+            len: slice.len(),
+            life: PhantomData,
+        }
+    }
+
+    /// The part `start .. start + len`.
+    ///
+    /// # Safety
+    /// No other part handed out and still in use may overlap it.
+    #[allow(clippy::mut_from_ref, reason = "the contract is disjointness")]
+    #[inline(always)]
+    pub unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
+        assert!(
+            start.checked_add(len).is_some_and(|end| end <= self.len),
+            "part {start}+{len} of {}",
+            self.len
+        );
+        // SAFETY: within the slice; disjointness is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), len) }
+    }
+}

@@ -1,0 +1,250 @@
+//! Element-wise operations and small reductions: norms, rope, gated activations, additions.
+//!
+//! Each works on one token's values; callers spread tokens over the pool.
+
+use crate::math;
+use crate::simd::{F32x16, simd_kernel};
+
+simd_kernel! {
+    /// `out = x / sqrt(mean(x^2) + eps) * w`, `x`, `w`, `out` `[D]`.
+    ///
+    /// The sum of squares runs in 16 lanes (value `i` in lane `i mod 16`), which are added by halves. Without `w` the
+    /// result is not scaled.
+    pub fn rms_norm(x: &[f32], w: Option<&[f32]>, eps: f32, out: &mut [f32]) = rms_norm_with;
+}
+#[inline(always)]
+fn rms_norm_with<V: F32x16>(x: &[f32], w: Option<&[f32]>, eps: f32, out: &mut [f32]) {
+    let scale = inverse_rms::<V>(x, eps);
+    match w {
+        Some(w) => zip2::<V>(x, w, out, |x, w| x.mul(scale).mul(w)),
+        None => zip1::<V>(x, out, |x| x.mul(scale)),
+    }
+}
+
+#[inline(always)]
+fn inverse_rms<V: F32x16>(x: &[f32], eps: f32) -> V {
+    let mut sum = V::splat(0.0);
+    for x in x.chunks(16) {
+        let x = if x.len() == 16 {
+            V::load(x)
+        } else {
+            V::load_part(x)
+        };
+        sum = x.fma(x, sum);
+    }
+    V::splat(1.0 / (sum.sum() / x.len() as f32 + eps).sqrt())
+}
+
+simd_kernel! {
+    /// [`rms_norm`] in place, head by head: `x` `[heads, C]`, `w` `[C]`.
+    pub fn rms_norm_heads(x: &mut [f32], w: &[f32], eps: f32) = rms_norm_heads_with;
+}
+#[inline(always)]
+fn rms_norm_heads_with<V: F32x16>(x: &mut [f32], w: &[f32], eps: f32) {
+    for head in x.chunks_exact_mut(w.len()) {
+        let scale = inverse_rms::<V>(head, eps);
+        for (x, w) in head.chunks_mut(16).zip(w.chunks(16)) {
+            in_place::<V>(x, w, |x, w| x.mul(scale).mul(w));
+        }
+    }
+}
+
+simd_kernel! {
+    /// `x += y`.
+    pub fn add(x: &mut [f32], y: &[f32]) = add_with;
+}
+#[inline(always)]
+fn add_with<V: F32x16>(x: &mut [f32], y: &[f32]) {
+    for (x, y) in x.chunks_mut(16).zip(y.chunks(16)) {
+        in_place::<V>(x, y, |x, y| x.add(y));
+    }
+}
+
+simd_kernel! {
+    /// `x *= factor`.
+    pub fn scale(x: &mut [f32], factor: f32) = scale_with;
+}
+#[inline(always)]
+fn scale_with<V: F32x16>(x: &mut [f32], factor: f32) {
+    for x in x.iter_mut() {
+        *x *= factor;
+    }
+}
+
+/// The function that a gated feed-forward applies to its gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// The tanh form of GELU.
+    Gelu,
+}
+
+simd_kernel! {
+    /// `gate = f(gate) * up`.
+    pub fn gated(f: Gate, gate: &mut [f32], up: &[f32]) = gated_with;
+}
+#[inline(always)]
+fn gated_with<V: F32x16>(f: Gate, gate: &mut [f32], up: &[f32]) {
+    for (gate, up) in gate.chunks_mut(16).zip(up.chunks(16)) {
+        match f {
+            Gate::Silu => in_place::<V>(gate, up, |g, u| math::silu(g).mul(u)),
+            Gate::Gelu => in_place::<V>(gate, up, |g, u| math::gelu(g).mul(u)),
+        }
+    }
+}
+
+simd_kernel! {
+    /// `x = cap * tanh(x / cap)`.
+    pub fn soft_cap(x: &mut [f32], cap: f32) = soft_cap_with;
+}
+#[inline(always)]
+fn soft_cap_with<V: F32x16>(x: &mut [f32], cap: f32) {
+    let cap = V::splat(cap);
+    for x in x.chunks_mut(16) {
+        let mut all = [0.0; 16];
+        all[..x.len()].copy_from_slice(x);
+        let y = math::tanh(V::load(&all).div(cap)).mul(cap).to_array();
+        x.copy_from_slice(&y[..x.len()]);
+    }
+}
+
+/// Which values of a head rope turns together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopePairs {
+    /// Neighbours `2i`, `2i + 1` (the `llama` files' order).
+    Neighbours,
+    /// Halves `i`, `i + n/2` (NeoX).
+    Halves,
+}
+
+simd_kernel! {
+    /// Turns the first `2 * cos.len()` values of each head of `x` `[heads, C]` by the angles of one position.
+    pub fn rope(pairs: RopePairs, head: usize, cos: &[f32], sin: &[f32], x: &mut [f32]) = rope_with;
+}
+#[inline(always)]
+fn rope_with<V: F32x16>(pairs: RopePairs, head: usize, cos: &[f32], sin: &[f32], x: &mut [f32]) {
+    let half = cos.len();
+    for x in x.chunks_exact_mut(head) {
+        match pairs {
+            RopePairs::Neighbours => {
+                for ((x, c), s) in x.chunks_exact_mut(2).zip(cos).zip(sin) {
+                    (x[0], x[1]) = turn(x[0], x[1], *c, *s);
+                }
+            }
+            RopePairs::Halves => {
+                let (low, high) = x[..2 * half].split_at_mut(half);
+                for (((a, b), c), s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+                    (*a, *b) = turn(*a, *b, *c, *s);
+                }
+            }
+        }
+    }
+}
+
+/// `(a cos - b sin, a sin + b cos)`, each product rounded, then one `fma`.
+#[inline(always)]
+fn turn(a: f32, b: f32, cos: f32, sin: f32) -> (f32, f32) {
+    ((-b).mul_add(sin, a * cos), a.mul_add(sin, b * cos))
+}
+
+#[inline(always)]
+fn zip1<V: F32x16>(x: &[f32], out: &mut [f32], f: impl Fn(V) -> V) {
+    for (x, out) in x.chunks(16).zip(out.chunks_mut(16)) {
+        if x.len() == 16 {
+            f(V::load(x)).store(out);
+        } else {
+            out.copy_from_slice(&f(V::load_part(x)).to_array()[..x.len()]);
+        }
+    }
+}
+
+#[inline(always)]
+fn zip2<V: F32x16>(x: &[f32], y: &[f32], out: &mut [f32], f: impl Fn(V, V) -> V) {
+    for ((x, y), out) in x.chunks(16).zip(y.chunks(16)).zip(out.chunks_mut(16)) {
+        if x.len() == 16 {
+            f(V::load(x), V::load(y)).store(out);
+        } else {
+            out.copy_from_slice(&f(V::load_part(x), V::load_part(y)).to_array()[..x.len()]);
+        }
+    }
+}
+
+#[inline(always)]
+fn in_place<V: F32x16>(x: &mut [f32], y: &[f32], f: impl Fn(V, V) -> V) {
+    if x.len() == 16 && y.len() == 16 {
+        f(V::load(x), V::load(y)).store(x);
+    } else {
+        let z = f(V::load_part(x), V::load_part(&y[..x.len()])).to_array();
+        x.copy_from_slice(&z[..x.len()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+    use proptest::prelude::*;
+
+    fn bits(x: &[f32]) -> Vec<u32> {
+        x.iter()
+            .map(|v| {
+                if v.is_nan() {
+                    f32::NAN.to_bits()
+                } else {
+                    v.to_bits()
+                }
+            })
+            .collect()
+    }
+
+    /// Every operation of this module on `x` and `y` (same length), one after the other.
+    fn all(isa: Isa, x: &[f32], y: &[f32]) -> Vec<u32> {
+        let mut out = vec![0.0; x.len()];
+        let mut result = Vec::new();
+        rms_norm(isa, x, Some(y), 1e-6, &mut out);
+        result.extend(bits(&out));
+        rms_norm(isa, x, None, 1e-6, &mut out);
+        result.extend(bits(&out));
+        for f in [Gate::Silu, Gate::Gelu] {
+            let mut g = x.to_vec();
+            gated(isa, f, &mut g, y);
+            result.extend(bits(&g));
+        }
+        let mut z = x.to_vec();
+        add(isa, &mut z, y);
+        soft_cap(isa, &mut z, 30.0);
+        scale(isa, &mut z, 1.7);
+        result.extend(bits(&z));
+        let head = x.len() / 2 * 2;
+        for pairs in [RopePairs::Neighbours, RopePairs::Halves] {
+            let mut z = x[..head].to_vec();
+            rope(isa, pairs, head, &y[..head / 2], &x[..head / 2], &mut z);
+            rms_norm_heads(isa, &mut z, &y[..head], 1e-5);
+            result.extend(bits(&z));
+        }
+        result
+    }
+
+    proptest! {
+        #[test]
+        fn every_isa_gives_the_same_bits(
+            x in proptest::collection::vec(prop_oneof![9 => -20f32..20.0, 1 => any::<f32>()], 2..100),
+            seed in any::<u32>(),
+        ) {
+            let y: Vec<f32> = x.iter().enumerate().map(|(i, v)| v * 0.3 + (i as u32 ^ seed) as f32 * 1e-9).collect();
+            let want = all(Isa::Scalar, &x, &y);
+            for isa in Isa::available() {
+                prop_assert_eq!(all(isa, &x, &y), want.clone(), "{}", isa);
+            }
+        }
+    }
+
+    #[test]
+    fn norm_of_known_values() {
+        let mut out = [0.0; 2];
+        rms_norm(Isa::best(), &[3.0, 4.0], Some(&[1.0, 2.0]), 0.0, &mut out);
+        let rms = 12.5f32.sqrt();
+        assert!((out[0] - 3.0 / rms).abs() < 1e-6 && (out[1] - 8.0 / rms).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,240 @@
+//! Quantised products with AMX: 16 tokens x 16 rows a tile.
+//!
+//! *Blocks of 32*: each block is one tile product whose 256 integers go through the first-level cache to the vector units,
+//! which scale and accumulate them. The tile products of the next 16 tokens are issued between the scaling of these, so
+//! that both units work.
+//!
+//! *Super-blocks*: weights times sub-scales need 13 bits and a sign. They are split into two planes of bytes,
+//! `w = 64 * high + low`, so that tiles run over all 256 values before anything leaves them: exact, and an eighth
+//! of the scaling.
+
+use super::avx512::{Out, load_f32, subtract_min};
+use super::unpacked::{CHUNK32, CHUNK256, Chunk32, Super256, TileBlocks};
+use crate::acts::{Acts, TILE};
+use crate::amx;
+use crate::mem::Shared;
+use quant::lanes::{Run, Unpack32, Unpack256};
+use quant::product::has_min;
+use quant::tile::TileMatrix;
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// One tile of results.
+type Tile = [i32; 256];
+
+#[repr(align(64))]
+struct Aligned<T>(T);
+
+/// Tiles of a `Block32` format. At least [`TILE`] tokens.
+///
+/// # Safety
+/// The process must have AMX's permission (an `Amx` token proves it).
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn tiles32<U: Unpack32>(
+    w: &TileMatrix<'_>,
+    acts: &Acts,
+    tiles: Range<usize>,
+    out: &Shared<'_, f32>,
+) {
+    assert_eq!(acts.height(), TILE, "activations in tiles");
+    let mut chunk = Chunk32::zero();
+    let mut results = Aligned([[[0i32; 256]; CHUNK32]; 2]);
+    // SAFETY: the caller's promise.
+    unsafe { amx::configure(32) };
+    let token_tiles = acts.tokens().div_ceil(TILE);
+    for tile in tiles {
+        let mut blocks = TileBlocks::new(w, tile);
+        let out = Out::new(w, tile, out);
+        for first in (0..w.blocks()).step_by(CHUNK32) {
+            let n = chunk.unpack::<U>(&mut blocks, first);
+            lower_codes(&mut chunk.q[..n], U::BIAS as u8);
+            let issue = |results: &mut [Tile; CHUNK32], tt: usize, b: usize| {
+                let at = acts.q_at(tt * TILE, (first + b) * 32);
+                let a = &acts.q[at..at + 512];
+                // SAFETY: 512 codes, a run of 512 weights, and 256 results; tiles are configured for 32 values.
+                unsafe {
+                    amx::product32(
+                        a.as_ptr(),
+                        chunk.q[b].as_ptr().cast(),
+                        results[b].as_mut_ptr(),
+                        b,
+                    )
+                };
+            };
+            for b in 0..n {
+                issue(&mut results.0[0], 0, b);
+            }
+            for tt in 0..token_tiles {
+                let [even, odd] = &mut results.0;
+                let (this, next) = if tt % 2 == 0 {
+                    (even, odd)
+                } else {
+                    (odd, even)
+                };
+                let mut acc = [_mm512_setzero_ps(); TILE];
+                for b in 0..n {
+                    if tt + 1 < token_tiles {
+                        issue(next, tt + 1, b);
+                    }
+                    let d_at = acts.d_at(tt * TILE, first + b);
+                    let d_a: &[f32; TILE] = acts.d[d_at..][..TILE]
+                        .try_into()
+                        .expect("scales of 16 tokens");
+                    let ds: &[f32; TILE] = acts.ds[d_at..][..TILE]
+                        .try_into()
+                        .expect("sums of 16 tokens");
+                    let (d, m) = (load_f32(&chunk.d[b]), load_f32(&chunk.m[b]));
+                    for j in 0..TILE {
+                        let scale = _mm512_mul_ps(d, _mm512_set1_ps(d_a[j]));
+                        acc[j] = _mm512_fmadd_ps(
+                            _mm512_cvtepi32_ps(load_row(&this[b], j)),
+                            scale,
+                            acc[j],
+                        );
+                        if has_min(U::TY) {
+                            acc[j] = _mm512_fmadd_ps(m, _mm512_set1_ps(ds[j]), acc[j]);
+                        }
+                    }
+                }
+                for (j, acc) in acc.into_iter().enumerate().take(acts.tokens() - tt * TILE) {
+                    out.put(tt * TILE + j, first == 0, acc);
+                }
+            }
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { amx::release() };
+}
+
+/// Takes the bias off codes, which makes them signed.
+#[inline(always)]
+fn lower_codes(runs: &mut [Run], bias: u8) {
+    if bias != 0 {
+        for code in runs.iter_mut().flatten() {
+            *code = code.wrapping_sub(bias);
+        }
+    }
+}
+
+/// A super-block's weights times sub-scales, in two planes.
+#[repr(align(64))]
+struct Planes {
+    high: [i8; 4096],
+    low: [u8; 4096],
+}
+
+impl Planes {
+    /// Splits `scale * (code - BIAS)` into `64 * high + low`.
+    #[inline(always)]
+    fn split<U: Unpack256>(&mut self, block: &Super256) {
+        for (run, q) in block.q.iter().enumerate() {
+            for (g, q) in q.chunks_exact(64).enumerate() {
+                let scale = &block.scale[2 * run + g / 4];
+                let at = run * 512 + g * 64;
+                let (high, low) = (&mut self.high[at..at + 64], &mut self.low[at..at + 64]);
+                let mut wide = [0i16; 64];
+                for r in 0..16 {
+                    for i in 0..4 {
+                        wide[4 * r + i] = scale[r] as i16;
+                    }
+                }
+                for i in 0..64 {
+                    let v = wide[i] * (i16::from(q[i]) - U::BIAS as i16);
+                    high[i] = (v >> 6) as i8;
+                    low[i] = (v & 63) as u8;
+                }
+            }
+        }
+    }
+}
+
+/// Tiles of a `Block256` format. At least [`TILE`] tokens.
+///
+/// # Safety
+/// The process must have AMX's permission (an `Amx` token proves it).
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn tiles256<U: Unpack256>(
+    w: &TileMatrix<'_>,
+    acts: &Acts,
+    tiles: Range<usize>,
+    out: &Shared<'_, f32>,
+) {
+    assert_eq!(acts.height(), TILE, "activations in tiles");
+    let mut chunk = [const { Super256::zero() }; CHUNK256];
+    let mut planes = [const {
+        Planes {
+            high: [0; 4096],
+            low: [0; 4096],
+        }
+    }; CHUNK256];
+    let mut results = Aligned([[[[0i32; 256]; 4]; CHUNK256]; 2]);
+    // SAFETY: the caller's promise.
+    unsafe { amx::configure(64) };
+    let token_tiles = acts.tokens().div_ceil(TILE);
+    let pairs = token_tiles.div_ceil(2);
+    for tile in tiles {
+        let mut blocks = TileBlocks::new(w, tile);
+        let out = Out::new(w, tile, out);
+        for first in (0..w.blocks()).step_by(CHUNK256) {
+            let n = CHUNK256.min(w.blocks() - first);
+            for i in 0..n {
+                chunk[i].unpack::<U>(&mut blocks, first + i);
+                planes[i].split::<U>(&chunk[i]);
+            }
+            let issue = |results: &mut [[Tile; 4]; CHUNK256], pair: usize| {
+                for i in 0..n {
+                    // A last tile without a partner is multiplied twice; the second result is not used.
+                    let tt = [2 * pair, (2 * pair + 1).min(token_tiles - 1)];
+                    let [a0, a1] = tt.map(|tt| {
+                        let at = acts.q_at(tt * TILE, (first + i) * 256);
+                        acts.q[at..at + 4096].as_ptr()
+                    });
+                    let (high, low) = (planes[i].high.as_ptr(), planes[i].low.as_ptr());
+                    // SAFETY: 4096 codes and weights each, 4 tiles of results; tiles are configured for 64 values.
+                    unsafe { amx::planes256(a0, a1, high, low, results[i].as_mut_ptr().cast()) };
+                }
+            };
+            issue(&mut results.0[0], 0);
+            for pair in 0..pairs {
+                let [even, odd] = &mut results.0;
+                let (this, next) = if pair % 2 == 0 {
+                    (even, odd)
+                } else {
+                    (odd, even)
+                };
+                if pair + 1 < pairs {
+                    issue(next, pair + 1);
+                }
+                let tokens = (2 * TILE).min(acts.tokens() - pair * 2 * TILE);
+                for j in 0..tokens {
+                    let t = pair * 2 * TILE + j;
+                    let mut acc = _mm512_setzero_ps();
+                    for i in 0..n {
+                        let at = j / TILE * 2;
+                        let high = _mm512_slli_epi32::<6>(load_row(&this[i][at], j % TILE));
+                        let dot = _mm512_add_epi32(high, load_row(&this[i][at + 1], j % TILE));
+                        let d_at = acts.d_at(t, first + i);
+                        let scale =
+                            _mm512_mul_ps(load_f32(&chunk[i].d), _mm512_set1_ps(acts.d[d_at]));
+                        acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, acc);
+                        if has_min(U::TY) {
+                            acc = subtract_min(&chunk[i], acts, d_at, acc);
+                        }
+                    }
+                    out.put(t, first == 0, acc);
+                }
+            }
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { amx::release() };
+}
+
+/// Token `j`'s 16 results.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn load_row(tile: &Tile, j: usize) -> __m512i {
+    let row: &[i32; 16] = tile[16 * j..][..16].try_into().expect("16 results");
+    // SAFETY: 16 values are there.
+    unsafe { _mm512_loadu_si512(row.as_ptr().cast()) }
+}

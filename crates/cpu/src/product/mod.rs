@@ -1,0 +1,215 @@
+//! Matrix products: weights `[N, K]` in tile layout times activations `[T, K]` gives `[T, N]`.
+//!
+//! `quant::product` is the definition; every kernel here equals it bit for bit, for any number of rows and tokens.
+//!
+//! | kernel | for | idea |
+//! |---|---|---|
+//! | `scalar` | any processor | the definition itself, row by row |
+//! | [`avx2`] | quantised | `vpmaddubsw` on 8 rows a register, 16-bit sums for as long as they cannot overflow |
+//! | [`avx512`] | quantised | `vpdpbusd` on 16 rows a register, up to 8 tokens a pass over unpacked weights |
+//! | [`amx`] | quantised, many tokens | 16 x 16 tiles; super-blocks as two planes, so that a tile runs over all 256 values |
+//! | [`float`] | F32, F16, BF16 | 16 rows a register, `fma` along K |
+//!
+//! All unpack a tile's weights once into the first-level cache and pass over the tokens there.
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod float;
+mod unpacked;
+
+#[cfg(test)]
+mod tests;
+
+use crate::acts::Acts;
+use crate::isa::Isa;
+use crate::mem::Shared;
+use crate::pool::Pool;
+use quant::formats::{Class, class};
+use quant::product::{dot_float, dot_quantised};
+use quant::tile::{ROWS, TileMatrix};
+use quant::{with_format32, with_format256};
+use std::ops::Range;
+
+/// Work items a thread, so that a late thread can be helped out.
+const ITEMS_A_THREAD: usize = 6;
+
+/// Fewer tokens than this go to vectors even where there is AMX: a 16-row tile would be mostly empty.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+const AMX_TOKENS_MIN: usize = crate::acts::TILE;
+
+/// The right-hand side of products: one set of activations, in every form that the weights at hand read.
+#[derive(Debug, Clone, Copy)]
+pub struct Operand<'a> {
+    /// The values, `[tokens, k]`; read by float weights.
+    pub x: &'a [f32],
+    /// Tokens.
+    pub tokens: usize,
+    /// Values a token.
+    pub k: usize,
+    /// In blocks of 32, if any weights are of class `Block32`.
+    pub acts32: Option<&'a Acts>,
+    /// In blocks of 256, if any weights are of class `Block256`.
+    pub acts256: Option<&'a Acts>,
+}
+
+impl Operand<'_> {
+    fn acts(&self, block: usize) -> &Acts {
+        let acts = if block == quant::act::BLOCK32 {
+            self.acts32
+        } else {
+            self.acts256
+        };
+        let acts = acts.expect("the operand has the blocks that its weights read");
+        assert_eq!(
+            (acts.tokens(), acts.k(), acts.block()),
+            (self.tokens, self.k, block),
+            "activations of this operand"
+        );
+        acts
+    }
+}
+
+/// One product of a group that shares its activations.
+#[derive(Debug)]
+pub struct Task<'a> {
+    /// Weights `[N, K]`.
+    pub w: TileMatrix<'a>,
+    /// Result `[tokens, N]`.
+    pub out: &'a mut [f32],
+}
+
+/// Computes a group of products over the pool, in one fork.
+///
+/// # Panics
+/// If shapes do not agree or the operand lacks a form that some weights read.
+pub fn products(pool: &Pool, isa: Isa, operand: &Operand<'_>, tasks: &mut [Task<'_>]) {
+    let tiles: usize = tasks.iter().map(|t| t.w.tiles()).sum();
+    let per_item = tiles.div_ceil(pool.threads() * ITEMS_A_THREAD).max(1);
+    let jobs: Vec<Job<'_>> = tasks
+        .iter_mut()
+        .map(|task| {
+            assert_eq!(
+                task.w.k(),
+                operand.k,
+                "columns of the weights and values a token"
+            );
+            assert_eq!(
+                task.out.len(),
+                operand.tokens * task.w.n(),
+                "outputs of {} tokens",
+                operand.tokens
+            );
+            Job {
+                w: task.w,
+                out: Shared::new(task.out),
+            }
+        })
+        .collect();
+    let items = |job: &Job<'_>| job.w.tiles().div_ceil(per_item);
+    let n_items = jobs.iter().map(items).sum();
+    pool.run(n_items, |mut item| {
+        for job in &jobs {
+            if item < items(job) {
+                let tiles = item * per_item..job.w.tiles().min((item + 1) * per_item);
+                return job.run(isa, operand, tiles);
+            }
+            item -= items(job);
+        }
+    });
+}
+
+/// A task while it runs.
+struct Job<'a> {
+    w: TileMatrix<'a>,
+    out: Shared<'a, f32>,
+}
+
+impl Job<'_> {
+    fn run(&self, isa: Isa, operand: &Operand<'_>, tiles: Range<usize>) {
+        match class(self.w.ty()).expect("a tile matrix has a supported format") {
+            Class::Float => match isa {
+                Isa::Scalar => self.scalar(operand.tokens, tiles, |row, t| {
+                    dot_float(&self.w, row, &operand.x[t * operand.k..][..operand.k])
+                }),
+                isa => float::tiles(isa, &self.w, operand.x, operand.tokens, &tiles, &self.out),
+            },
+            Class::Block32 => self.quantised(
+                isa,
+                operand.acts(quant::act::BLOCK32),
+                tiles,
+                Class::Block32,
+            ),
+            Class::Block256 => self.quantised(
+                isa,
+                operand.acts(quant::act::BLOCK256),
+                tiles,
+                Class::Block256,
+            ),
+        }
+    }
+
+    fn quantised(&self, isa: Isa, acts: &Acts, tiles: Range<usize>, class: Class) {
+        let is32 = class == Class::Block32;
+        let (w, out) = (&self.w, &self.out);
+        match isa {
+            Isa::Scalar => {
+                let rows: Vec<_> = (0..acts.tokens()).map(|t| acts.row(t)).collect();
+                self.scalar(acts.tokens(), tiles, |row, t| {
+                    dot_quantised(w, row, &rows[t])
+                });
+            }
+            // SAFETY (all below): the token in `isa` proves that the processor has the features.
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Isa::Amx(_) if acts.tokens() >= AMX_TOKENS_MIN => {
+                if is32 {
+                    // SAFETY: see above.
+                    with_format32!(w.ty(), U => unsafe { amx::tiles32::<U>(w, acts, tiles, out) })
+                } else {
+                    // SAFETY: see above.
+                    with_format256!(w.ty(), U => unsafe { amx::tiles256::<U>(w, acts, tiles, out) })
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(_) | Isa::Amx(_) => {
+                if is32 {
+                    // SAFETY: see above.
+                    with_format32!(w.ty(), U => unsafe { avx512::tiles32::<U>(w, acts, tiles, out) })
+                } else {
+                    // SAFETY: see above.
+                    with_format256!(w.ty(), U => unsafe { avx512::tiles256::<U>(w, acts, tiles, out) })
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(_) => {
+                if is32 {
+                    // SAFETY: see above.
+                    with_format32!(w.ty(), U => unsafe { avx2::tiles32::<U>(w, acts, tiles, out) })
+                } else {
+                    // SAFETY: see above.
+                    with_format256!(w.ty(), U => unsafe { avx2::tiles256::<U>(w, acts, tiles, out) })
+                }
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => unreachable!("tokens of other processors cannot be had"),
+        }
+    }
+
+    fn scalar(&self, tokens: usize, tiles: Range<usize>, dot: impl Fn(usize, usize) -> f32) {
+        for tile in tiles {
+            for t in 0..tokens {
+                // SAFETY: each tile writes its own rows of every token.
+                let out = unsafe {
+                    self.out
+                        .part(t * self.w.n() + tile * ROWS, self.w.tile_rows(tile))
+                };
+                for (r, out) in out.iter_mut().enumerate() {
+                    *out = dot(tile * ROWS + r, t);
+                }
+            }
+        }
+    }
+}

@@ -1,2 +1,4 @@
 //! Models, their state and everything around them: from a name to tokens.
+pub mod eval;
 pub mod fetch;
+pub mod tokenizer;

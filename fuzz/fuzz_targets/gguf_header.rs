@@ -1,4 +1,9 @@
-//! Any bytes as a model file: `cargo +nightly fuzz run gguf_header -- -dict=gguf.dict`.
+//! Any bytes as a model file. In the folder `fuzz`, with real headers as seeds:
+//!
+//! ```text
+//! mkdir -p corpus/gguf_header
+//! cargo +nightly fuzz run gguf_header corpus/gguf_header ../crates/gguf/tests/data -- -dict=gguf.dict -max_len=40000
+//! ```
 
 #![no_main]
 

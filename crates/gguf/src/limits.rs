@@ -46,5 +46,9 @@ pub const ALIGNMENT_DEFAULT: u32 = 32;
 /// Parts of one split model. All stay open, and a process commonly may have 1,024 files open.
 pub const SPLIT_PARTS_MAX: u64 = 512;
 
-/// Bytes read at once where a file is not mapped. Holds the longest key in one piece.
+/// Bytes read at once where a file is not mapped.
 pub(crate) const READ_CHUNK_BYTES: usize = 64 << 10;
+
+// Names are read in one piece.
+const _: () = assert!(KEY_BYTES_MAX as usize <= READ_CHUNK_BYTES);
+const _: () = assert!(TENSOR_NAME_BYTES_MAX as usize <= READ_CHUNK_BYTES);

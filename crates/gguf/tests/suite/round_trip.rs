@@ -159,6 +159,66 @@ fn check_some_model(path: &Path) -> GgufFile {
 }
 
 #[test]
+fn headers_of_many_pieces() {
+    // A file that is not mapped is read in pieces of 64 KiB: values of every kind lie across their borders.
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    let mut writer = Writer::new(32).unwrap();
+    let tokens: StringArray = (0..30_000).map(|i| "x".repeat(i % 23)).collect();
+    writer.set("tokens", tokens).unwrap();
+    writer.set("odd", "odd").unwrap();
+    let scores: Box<[f32]> = (0..50_001).map(|i| i as f32).collect();
+    writer.set("scores", scores).unwrap();
+    let wide: Box<[i64]> = (0..20_001).map(|i| i << 40).collect();
+    writer.set("wide", wide).unwrap();
+    let flags: Box<[bool]> = (0..70_001).map(|i| i % 3 == 0).collect();
+    writer.set("flags", flags).unwrap();
+    writer
+        .set("text", "0123456789abcdef".repeat(20_000).as_str())
+        .unwrap();
+    writer.set(&"k".repeat(65_535), 1_u32).unwrap();
+    for i in 0..3_000 {
+        writer
+            .tensor(
+                &format!("blk.{i}.weight"),
+                TensorType::F32,
+                &[1, 1],
+                vec![0; 4],
+            )
+            .unwrap();
+    }
+    writer.write_file(&path).unwrap();
+
+    let bytes = fs::read(&path).unwrap();
+    let header = Header::parse(&bytes).unwrap();
+    assert!(header.data_start > 10 * 65_536);
+    for mode in MODES {
+        let model = GgufFile::open(&path, mode).unwrap();
+        assert!(*model.metadata() == header.metadata);
+        assert!(model.tensors() == header.tensors);
+    }
+    assert_eq!(
+        header.metadata.require_strings("tokens").unwrap().get(22),
+        Some(&[b'x'; 22][..])
+    );
+    assert_eq!(
+        header.metadata.require_floats("scores").unwrap()[50_000],
+        50_000.0
+    );
+    assert_eq!(
+        header.metadata.require_ints("wide").unwrap()[20_000],
+        20_000 << 40
+    );
+}
+
+#[test]
+fn models_can_be_shared_by_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<GgufFile>();
+    shared::<Error>();
+}
+
+#[test]
 fn one_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");

@@ -15,6 +15,7 @@
 
 pub mod acts;
 mod amx;
+pub mod attention;
 pub mod isa;
 mod math;
 pub mod mem;

@@ -9,6 +9,8 @@
 /// Implementations for an instruction set must be used only inside functions compiled for it; [`simd_kernel!`] sees to
 /// that, and the trait is private to the crate.
 pub(crate) trait F32x16: Copy {
+    /// Whether there are 32 registers that hold 16 lanes each (else 16 that hold 8).
+    const WIDE: bool;
     fn splat(x: f32) -> Self;
     /// Loads 16 values. Panics if there are fewer.
     fn load(x: &[f32]) -> Self;
@@ -22,8 +24,6 @@ pub(crate) trait F32x16: Copy {
     fn load_f16(x: &[u8]) -> Self;
     /// Converts 16 bfloat16 (32 bytes, little endian), exactly.
     fn load_bf16(x: &[u8]) -> Self;
-    /// Converts 16 signed bytes.
-    fn load_i8(x: &[i8]) -> Self;
     fn store(self, out: &mut [f32]);
     /// Rounds to the nearest integer (ties to even) and stores as bytes. Lanes lie within -127..=127.
     fn store_i8(self, out: &mut [i8]);
@@ -92,6 +92,7 @@ impl Scalar16 {
 }
 
 impl F32x16 for Scalar16 {
+    const WIDE: bool = false;
     fn splat(x: f32) -> Self {
         Self([x; 16])
     }
@@ -107,9 +108,6 @@ impl F32x16 for Scalar16 {
         Self(std::array::from_fn(|i| {
             f32::from_bits(u32::from_le_bytes([0, 0, x[2 * i], x[2 * i + 1]]))
         }))
-    }
-    fn load_i8(x: &[i8]) -> Self {
-        Self(std::array::from_fn(|i| f32::from(x[i])))
     }
     fn store(self, out: &mut [f32]) {
         out[..16].copy_from_slice(&self.0);
@@ -183,6 +181,7 @@ mod x86 {
     }
 
     impl F32x16 for Avx2x16 {
+        const WIDE: bool = false;
         #[inline(always)]
         fn splat(x: f32) -> Self {
             // SAFETY: only inside functions compiled for AVX2 (see the trait).
@@ -220,16 +219,6 @@ mod x86 {
                 let wide =
                     |v| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(v)));
                 Self(wide(_mm_loadu_si128(p)), wide(_mm_loadu_si128(p.add(1))))
-            }
-        }
-        #[inline(always)]
-        fn load_i8(x: &[i8]) -> Self {
-            let x: &[i8; 16] = x[..16].try_into().expect("16 values");
-            // SAFETY: 16 bytes are there; only inside functions compiled for AVX2.
-            unsafe {
-                let v = _mm_loadu_si128(x.as_ptr().cast());
-                let wide = |v| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v));
-                Self(wide(v), wide(_mm_unpackhi_epi64(v, v)))
             }
         }
         #[inline(always)]
@@ -343,6 +332,7 @@ mod x86 {
     }
 
     impl F32x16 for Avx512x16 {
+        const WIDE: bool = true;
         #[inline(always)]
         fn splat(x: f32) -> Self {
             one!(_mm512_set1_ps(x))
@@ -365,16 +355,6 @@ mod x86 {
             unsafe {
                 let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
                 Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
-            }
-        }
-        #[inline(always)]
-        fn load_i8(x: &[i8]) -> Self {
-            let x: &[i8; 16] = x[..16].try_into().expect("16 values");
-            // SAFETY: 16 bytes are there; only inside functions compiled for AVX-512.
-            unsafe {
-                Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(
-                    x.as_ptr().cast(),
-                ))))
             }
         }
         #[inline(always)]

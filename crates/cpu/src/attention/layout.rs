@@ -1,0 +1,233 @@
+//! How a block of 256 cells lies in memory.
+//!
+//! One block belongs to one layer and holds, KV head by KV head, first all K, then all V:
+//!
+//! ```text
+//! K, f16 or bf16   [4 panels][C][64 cells]                   2 bytes
+//! K, q8_0          scales [4][C/32][64] f16, then codes [4][C/4][64 cells][4 values]        1 byte
+//! K, q4_0          scales [4][C/32][64] f16, then nibbles [4][C/32][4 words][64 cells][4]   low: group g, high: group g + 4
+//! V, f16 or bf16   [256 cells][C]                            2 bytes
+//! V, q8_0          scales [256][C/32] f16, then codes [256][C]
+//! V, q4_0          scales [256][C/32] f16, then nibbles [256][C/32][16]    low: value i, high: value i + 16
+//! ```
+//!
+//! K has cells in lanes, so that scores need no sums across lanes; V has values in lanes. Scales and codes are GGML's.
+
+use super::CELLS;
+use gguf::TensorType;
+use quant::formats;
+
+/// Cells a panel of K.
+pub(super) const PANEL: usize = 64;
+
+/// How the values of a cache are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvType {
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// 8 bits, a scale for each 32 values.
+    Q8_0,
+    /// 4 bits, a scale for each 32 values.
+    Q4_0,
+}
+
+impl KvType {
+    /// All, least compressing first.
+    pub const ALL: [Self; 4] = [Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0];
+
+    /// Its name in flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+        }
+    }
+
+    /// Bytes of `values` values (whole blocks).
+    pub fn bytes(self, values: usize) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 => 2 * values,
+            Self::Q8_0 => values / 32 * 34,
+            Self::Q4_0 => values / 32 * 18,
+        }
+    }
+
+    pub(super) fn is_float(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16)
+    }
+
+    fn tensor_type(self) -> TensorType {
+        match self {
+            Self::F16 => TensorType::F16,
+            Self::Bf16 => TensorType::BF16,
+            Self::Q8_0 => TensorType::Q8_0,
+            Self::Q4_0 => TensorType::Q4_0,
+        }
+    }
+}
+
+impl std::fmt::Display for KvType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for KvType {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|t| t.name() == s)
+            .ok_or_else(|| format!("unknown cache type {s:?}: one of f16, bf16, q8_0, q4_0"))
+    }
+}
+
+/// What one layer's cache holds for a cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    /// KV heads.
+    pub heads: usize,
+    /// Values of a K head.
+    pub c_k: usize,
+    /// Values of a V head.
+    pub c_v: usize,
+    /// Type of K.
+    pub type_k: KvType,
+    /// Type of V.
+    pub type_v: KvType,
+}
+
+/// A head size that a cache type cannot store or a kernel cannot attend.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a {which} cache of type {ty} needs a head size that is a multiple of {multiple}, the model's is {size}"
+)]
+pub struct KvShapeError {
+    which: char,
+    ty: KvType,
+    multiple: usize,
+    size: usize,
+}
+
+impl KvShape {
+    /// Checks that the types divide the head sizes.
+    ///
+    /// # Errors
+    /// If they do not, or a head is empty or not a multiple of 16 values.
+    pub fn new(
+        heads: usize,
+        c_k: usize,
+        c_v: usize,
+        type_k: KvType,
+        type_v: KvType,
+    ) -> Result<Self, KvShapeError> {
+        for (which, ty, size) in [('K', type_k, c_k), ('V', type_v, c_v)] {
+            let multiple = if ty.is_float() { 16 } else { 32 };
+            if size == 0 || size % multiple != 0 {
+                return Err(KvShapeError {
+                    which,
+                    ty,
+                    multiple,
+                    size,
+                });
+            }
+        }
+        Ok(Self {
+            heads,
+            c_k,
+            c_v,
+            type_k,
+            type_v,
+        })
+    }
+
+    pub(super) fn k_bytes(&self) -> usize {
+        CELLS * self.type_k.bytes(self.c_k)
+    }
+
+    pub(super) fn v_bytes(&self) -> usize {
+        CELLS * self.type_v.bytes(self.c_v)
+    }
+
+    /// Bytes of one block.
+    pub fn block_bytes(&self) -> usize {
+        self.heads * (self.k_bytes() + self.v_bytes())
+    }
+
+    /// K of one head in a block.
+    pub(super) fn k<'a>(&self, block: &'a [u8], head: usize) -> &'a [u8] {
+        &block[head * self.k_bytes()..][..self.k_bytes()]
+    }
+
+    /// V of one head in a block.
+    pub(super) fn v<'a>(&self, block: &'a [u8], head: usize) -> &'a [u8] {
+        &block[self.heads * self.k_bytes() + head * self.v_bytes()..][..self.v_bytes()]
+    }
+}
+
+/// The largest head that any cache stores at once: bounds a buffer on the stack.
+const HEAD_BYTES_MAX: usize = 2 * 1024;
+
+/// Stores one cell: `k` `[heads, C_k]`, `v` `[heads, C_v]`.
+///
+/// Conversion to half rounds to nearest even (out of range becomes infinite); 8 and 4 bits are GGML's encoders.
+///
+/// # Panics
+/// If lengths do not agree.
+pub fn write_cell(shape: &KvShape, block: &mut [u8], cell: usize, k: &[f32], v: &[f32]) {
+    let mut bytes = [0u8; HEAD_BYTES_MAX];
+    let (panel, lane) = (cell / PANEL, cell % PANEL);
+    for (head, k) in k.chunks_exact(shape.c_k).enumerate() {
+        let bytes = &mut bytes[..shape.type_k.bytes(shape.c_k)];
+        encode(shape.type_k, k, bytes);
+        let out = &mut block[head * shape.k_bytes()..][..shape.k_bytes()];
+        if shape.type_k.is_float() {
+            for (c, value) in bytes.chunks_exact(2).enumerate() {
+                out[((panel * shape.c_k + c) * PANEL + lane) * 2..][..2].copy_from_slice(value);
+            }
+            continue;
+        }
+        let runs = shape.c_k / 32;
+        let (scales, codes) = out.split_at_mut(CELLS * runs * 2);
+        let words = (bytes.len() / runs - 2) / 4;
+        for (run, bytes) in bytes.chunks_exact(2 + 4 * words).enumerate() {
+            scales[((panel * runs + run) * PANEL + lane) * 2..][..2].copy_from_slice(&bytes[..2]);
+            for (word, bytes) in bytes[2..].chunks_exact(4).enumerate() {
+                codes[(((panel * runs + run) * words + word) * PANEL + lane) * 4..][..4]
+                    .copy_from_slice(bytes);
+            }
+        }
+    }
+    for (head, v) in v.chunks_exact(shape.c_v).enumerate() {
+        let bytes = &mut bytes[..shape.type_v.bytes(shape.c_v)];
+        encode(shape.type_v, v, bytes);
+        let start = shape.heads * shape.k_bytes() + head * shape.v_bytes();
+        let out = &mut block[start..][..shape.v_bytes()];
+        if shape.type_v.is_float() {
+            out[cell * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
+            continue;
+        }
+        let runs = shape.c_v / 32;
+        let (scales, codes) = out.split_at_mut(CELLS * runs * 2);
+        let run_bytes = bytes.len() / runs - 2;
+        for (run, bytes) in bytes.chunks_exact(2 + run_bytes).enumerate() {
+            scales[(cell * runs + run) * 2..][..2].copy_from_slice(&bytes[..2]);
+            codes[(cell * runs + run) * run_bytes..][..run_bytes].copy_from_slice(&bytes[2..]);
+        }
+    }
+}
+
+/// Encodes values; a head with a NaN or an infinity, which 8 and 4 bits cannot hold, becomes NaN as a whole.
+fn encode(ty: KvType, values: &[f32], out: &mut [u8]) {
+    if formats::encode_row(ty.tensor_type(), values, out).is_err() {
+        let run = out.len() / (values.len() / 32);
+        for run in out.chunks_exact_mut(run) {
+            run.fill(0);
+            run[..2].copy_from_slice(&0x7e00u16.to_le_bytes());
+        }
+    }
+}

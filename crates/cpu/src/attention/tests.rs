@@ -1,0 +1,269 @@
+//! Attention against plain code that follows the definition word by word, and against `f64`.
+
+use super::*;
+use crate::pool::Pinning;
+use proptest::prelude::*;
+
+struct Case {
+    shape: KvShape,
+    heads: usize,
+    n: usize,
+    window: Option<usize>,
+    soft_cap: Option<f32>,
+    sinks: Option<Vec<f32>>,
+    /// `[n][heads][C]` each.
+    q: Vec<f32>,
+    blocks: Vec<Buffer<u8>>,
+}
+
+fn values(n: usize, seed: u64) -> Vec<f32> {
+    let mut s = seed | 1;
+    (0..n)
+        .map(|_| {
+            s = s
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (s >> 40) as f32 / (1 << 24) as f32 * 4.0 - 2.0
+        })
+        .collect()
+}
+
+impl Case {
+    fn new(
+        shape: KvShape,
+        gqa: usize,
+        n: usize,
+        window: Option<usize>,
+        soft_cap: Option<f32>,
+        sinks: bool,
+        seed: u64,
+    ) -> Self {
+        let heads = shape.heads * gqa;
+        let (k, v) = (
+            values(n * shape.heads * shape.c_k, seed),
+            values(n * shape.heads * shape.c_v, seed + 1),
+        );
+        let mut blocks: Vec<_> = (0..n.div_ceil(CELLS))
+            .map(|_| Buffer::new(shape.block_bytes()).unwrap())
+            .collect();
+        for i in 0..n {
+            let (ck, cv) = (shape.heads * shape.c_k, shape.heads * shape.c_v);
+            write_cell(
+                &shape,
+                &mut blocks[i / CELLS],
+                i % CELLS,
+                &k[i * ck..(i + 1) * ck],
+                &v[i * cv..(i + 1) * cv],
+            );
+        }
+        let sinks = sinks.then(|| values(heads, seed + 3));
+        Self {
+            shape,
+            heads,
+            n,
+            window,
+            soft_cap,
+            sinks,
+            q: values(n * heads * shape.c_k, seed + 2),
+            blocks,
+        }
+    }
+
+    fn params(&self) -> Params<'_> {
+        Params {
+            heads: self.heads,
+            scale: 1.0 / (self.shape.c_k as f32).sqrt(),
+            soft_cap: self.soft_cap,
+            window: self.window,
+            sinks: self.sinks.as_deref(),
+        }
+    }
+
+    /// All positions, `chunk` tokens at a time.
+    fn run(&self, isa: Isa, threads: usize, chunk: usize) -> Vec<u32> {
+        let pool = Pool::new(threads, Pinning::Free).unwrap();
+        let mut partials = Partials::new(&self.shape, self.heads, self.n).unwrap();
+        let (row, row_out) = (self.heads * self.shape.c_k, self.heads * self.shape.c_v);
+        let mut out = vec![0.0; self.n * row_out];
+        for first in (0..self.n).step_by(chunk) {
+            let tokens = chunk.min(self.n - first);
+            let q = &self.q[first * row..(first + tokens) * row];
+            let out = &mut out[first * row_out..(first + tokens) * row_out];
+            let blocks = &self.blocks[..(first + tokens).div_ceil(CELLS)];
+            attend(
+                &pool,
+                isa,
+                &self.shape,
+                &self.params(),
+                first,
+                q,
+                blocks,
+                &mut partials,
+                out,
+            );
+        }
+        out.iter().map(|x| x.to_bits()).collect()
+    }
+
+    /// The stored K or V of a cell and head, decoded.
+    fn stored(&self, cell: usize, head: usize, is_k: bool) -> Vec<f64> {
+        let (ty, c) = if is_k {
+            (self.shape.type_k, self.shape.c_k)
+        } else {
+            (self.shape.type_v, self.shape.c_v)
+        };
+        let block = &self.blocks[cell / CELLS];
+        let bytes = if is_k {
+            self.shape.k(block, head)
+        } else {
+            self.shape.v(block, head)
+        };
+        let n = cell % CELLS;
+        let half =
+            |at: usize| f64::from(half::f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32());
+        let scales = CELLS * c / 32 * 2;
+        (0..c)
+            .map(|i| {
+                let (panel, lane, run) = (n / 64, n % 64, i / 32);
+                let scale = if is_k {
+                    half(((panel * c / 32 + run) * 64 + lane) * 2 % scales.max(1))
+                } else {
+                    half((n * c / 32 + run) * 2 % scales.max(1))
+                };
+                match (ty, is_k) {
+                    (KvType::F16, true) => half(((panel * c + i) * 64 + lane) * 2),
+                    (KvType::F16, false) => half((n * c + i) * 2),
+                    (KvType::Bf16, _) => {
+                        let at = if is_k {
+                            ((panel * c + i) * 64 + lane) * 2
+                        } else {
+                            (n * c + i) * 2
+                        };
+                        f64::from(f32::from_bits(u32::from_le_bytes([
+                            0,
+                            0,
+                            bytes[at],
+                            bytes[at + 1],
+                        ])))
+                    }
+                    (KvType::Q8_0, true) => {
+                        scale
+                            * f64::from(
+                                bytes[scales + ((panel * c / 4 + i / 4) * 64 + lane) * 4 + i % 4]
+                                    as i8,
+                            )
+                    }
+                    (KvType::Q8_0, false) => scale * f64::from(bytes[scales + n * c + i] as i8),
+                    (KvType::Q4_0, true) => {
+                        let byte = bytes[scales
+                            + (((panel * c / 32 + run) * 4 + i % 16 / 4) * 64 + lane) * 4
+                            + i % 4];
+                        scale * (f64::from(if i % 32 < 16 { byte & 15 } else { byte >> 4 }) - 8.0)
+                    }
+                    (KvType::Q4_0, false) => {
+                        let byte = bytes[scales + (n * c / 32 + run) * 16 + i % 16];
+                        scale * (f64::from(if i % 32 < 16 { byte & 15 } else { byte >> 4 }) - 8.0)
+                    }
+                }
+            })
+            .collect()
+    }
+
+    /// One token and head in `f64`.
+    fn exact(&self, t: usize, h: usize) -> Vec<f64> {
+        let (p, kv) = (self.params(), h / (self.heads / self.shape.heads));
+        let q = &self.q[(t * self.heads + h) * self.shape.c_k..][..self.shape.c_k];
+        let cells = p.visible(t);
+        let mut s: Vec<f64> = cells
+            .clone()
+            .map(|n| {
+                let s = q
+                    .iter()
+                    .zip(self.stored(n, kv, true))
+                    .map(|(q, k)| f64::from(*q) * k)
+                    .sum::<f64>()
+                    * f64::from(p.scale);
+                p.soft_cap
+                    .map_or(s, |cap| f64::from(cap) * (s / f64::from(cap)).tanh())
+            })
+            .collect();
+        s.extend(p.sinks.map(|s| f64::from(s[h])));
+        let m = s.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let l: f64 = s.iter().map(|s| (s - m).exp()).sum();
+        let mut o = vec![0.0; self.shape.c_v];
+        for (n, s) in cells.zip(&s) {
+            for (o, v) in o.iter_mut().zip(self.stored(n, kv, false)) {
+                *o += (s - m).exp() / l * v;
+            }
+        }
+        o
+    }
+}
+
+fn types() -> impl Strategy<Value = (KvType, KvType)> {
+    (0usize..4, 0usize..4).prop_map(|(k, v)| (KvType::ALL[k], KvType::ALL[v]))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn bits_do_not_depend_on_isa_threads_or_chunks(
+        (type_k, type_v) in types(),
+        heads in 1usize..3, gqa in 1usize..6, c_k in 1usize..4, c_v in 1usize..4,
+        n in 1usize..330,
+        window in proptest::option::of(1usize..300),
+        cap in proptest::option::of(5f32..50.0),
+        sinks in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let shape = KvShape::new(heads, 32 * c_k, 32 * c_v, type_k, type_v).unwrap();
+        let case = Case::new(shape, gqa, n, window, cap, sinks, seed / 2);
+        let want = case.run(Isa::Scalar, 1, n);
+        for isa in Isa::available() {
+            prop_assert_eq!(&case.run(isa, 2, n), &want, "{} all at once", isa);
+        }
+        prop_assert_eq!(&case.run(Isa::best(), 1, 37), &want, "chunks of 37");
+        prop_assert_eq!(&case.run(Isa::best(), 2, 1), &want, "token by token");
+    }
+}
+
+#[test]
+fn long_pasts_split_over_threads_give_the_same_bits() {
+    let shape = KvShape::new(1, 64, 64, KvType::F16, KvType::F16).unwrap();
+    let case = Case::new(shape, 3, 2600, None, None, false, 5);
+    let want = case.run(Isa::best(), 1, 512);
+    assert!(
+        case.run(Isa::best(), 3, 1) == want,
+        "token by token, groups over 3 threads"
+    );
+}
+
+#[test]
+fn close_to_exact_attention() {
+    for (type_k, type_v, tolerance) in [
+        (KvType::F16, KvType::F16, 1e-5),
+        (KvType::Bf16, KvType::Bf16, 1e-5),
+        // The query is quantised to 8 bits: about 1/254 of its largest value an element.
+        (KvType::Q8_0, KvType::Q4_0, 2e-2),
+        (KvType::Q4_0, KvType::Q8_0, 2e-2),
+    ] {
+        for (window, cap, sinks) in [
+            (None, None, false),
+            (Some(100), None, true),
+            (None, Some(20.0), false),
+        ] {
+            let shape = KvShape::new(2, 64, 32, type_k, type_v).unwrap();
+            let case = Case::new(shape, 2, 300, window, cap, sinks, 9);
+            let got = case.run(Isa::best(), 2, 300);
+            for (t, h) in [(0, 0), (17, 3), (255, 1), (256, 2), (299, 3)] {
+                for (c, want) in case.exact(t, h).into_iter().enumerate() {
+                    let got = f64::from(f32::from_bits(got[(t * case.heads + h) * 32 + c]));
+                    assert!(
+                        (got - want).abs() < tolerance,
+                        "{type_k}/{type_v} token {t} head {h} value {c}: {got} against {want}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! From a prompt to an answer: prefill, choose, decode, until something says stop.
+//!
+//! Start reading at [`Generator::generate`]. The loop knows nothing of models: it drives a [`Decoder`], which a session
+//! is, and a few lines of test code are too.
+
+pub mod memory;
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::sampler::{Sampler, SamplerError};
+use crate::stop::{Step, StopError, StopReason, Stopper};
+use crate::tokenizer::{DecodeOptions, Detokenizer, Tokenizer, TokenizerError};
+
+/// What the loop needs of a model's state.
+pub trait Decoder {
+    /// Why it could not go on.
+    type Error: std::error::Error;
+
+    /// Tokens that it can hold.
+    fn n_ctx(&self) -> usize;
+    /// Tokens that it holds.
+    fn n_past(&self) -> usize;
+    /// Takes tokens; afterwards [`logits`](Self::logits) are those of the last one. `interrupted` is asked now and then;
+    /// after a yes the decoder holds what it got so far, and returns `false`.
+    fn prefill(
+        &mut self,
+        tokens: &[u32],
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<bool, Self::Error>;
+    /// Takes one token.
+    fn decode(&mut self, token: u32) -> Result<(), Self::Error>;
+    /// The logits after the last token.
+    fn logits(&self) -> &[f32];
+    /// Forgets all tokens but the first `n`.
+    fn truncate(&mut self, n: usize);
+}
+
+/// Why a generation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerateError<E: std::error::Error> {
+    /// There is nothing to begin with.
+    #[error("the prompt has no tokens")]
+    EmptyPrompt,
+    /// The prompt leaves no room for an answer.
+    #[error(
+        "the prompt has {tokens} tokens, the context holds {n_ctx}, one of which the answer needs"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// What the context holds.
+        n_ctx: usize,
+    },
+    /// The model failed.
+    #[error(transparent)]
+    Decoder(E),
+    /// A token cannot be turned into text.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// No token can be chosen.
+    #[error(transparent)]
+    Sampler(#[from] SamplerError),
+    /// The stop strings cannot be used.
+    #[error(transparent)]
+    Stop(#[from] StopError),
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finish {
+    /// The model ended its text.
+    End,
+    /// A stop string appeared.
+    StopString,
+    /// As many tokens as were asked for.
+    Length,
+    /// The context is full.
+    ContextFull,
+    /// The caller asked to stop.
+    Interrupted,
+}
+
+/// How long it took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Timing {
+    /// Prompt tokens that were computed.
+    pub prompt_tokens: usize,
+    /// Prompt tokens that were there from before.
+    pub reused_tokens: usize,
+    /// Tokens generated, the one that ended the text included.
+    pub generated_tokens: usize,
+    /// Time for the prompt.
+    pub prompt_s: f64,
+    /// Time from the first generated token to the last.
+    pub decode_s: f64,
+    /// Time from the beginning to the first generated token.
+    pub ttft_s: f64,
+}
+
+impl Timing {
+    /// Prompt tokens a second.
+    pub fn prompt_tok_s(&self) -> f64 {
+        rate(self.prompt_tokens, self.prompt_s)
+    }
+
+    /// Generated tokens a second. The first one costs no step: it comes out of the prompt.
+    pub fn decode_tok_s(&self) -> f64 {
+        rate(self.generated_tokens.saturating_sub(1), self.decode_s)
+    }
+}
+
+fn rate(count: usize, seconds: f64) -> f64 {
+    if count == 0 || seconds <= 0.0 {
+        0.0
+    } else {
+        count as f64 / seconds
+    }
+}
+
+/// What came out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Generated {
+    /// The tokens, without one that ended the text.
+    pub tokens: Vec<u32>,
+    /// Their text, up to a stop string.
+    pub text: String,
+    /// Why it ended.
+    pub finish: Finish,
+    /// How long it took.
+    pub timing: Timing,
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// The prompt.
+    pub prompt: &'a [u32],
+    /// Most tokens to generate.
+    pub tokens_max: Option<usize>,
+    /// Texts that end the generation.
+    pub stop: &'a [String],
+}
+
+/// A decoder, and the tokens that it holds, so that a prompt which begins like the last one is not computed twice.
+pub struct Generator<'t, D> {
+    decoder: D,
+    tokenizer: &'t Tokenizer,
+    /// What the decoder holds: always `decoder.n_past()` tokens.
+    held: Vec<u32>,
+}
+
+impl<'t, D: Decoder> Generator<'t, D> {
+    /// Begins with whatever the decoder holds forgotten.
+    pub fn new(mut decoder: D, tokenizer: &'t Tokenizer) -> Self {
+        decoder.truncate(0);
+        Self {
+            held: Vec::with_capacity(decoder.n_ctx()),
+            decoder,
+            tokenizer,
+        }
+    }
+
+    /// The decoder.
+    pub fn decoder(&self) -> &D {
+        &self.decoder
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.decoder.truncate(0);
+        self.held.clear();
+    }
+
+    /// Generates an answer. `on_text` gets the text as it comes, in whole characters; with
+    /// [`Break`](ControlFlow::Break) it ends the generation. `interrupted` is asked before each token.
+    pub fn generate(
+        &mut self,
+        request: Request<'_>,
+        sampler: &mut Sampler,
+        interrupted: &dyn Fn() -> bool,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generated, GenerateError<D::Error>> {
+        let n_ctx = self.decoder.n_ctx();
+        let prompt = request.prompt;
+        if prompt.is_empty() {
+            return Err(GenerateError::EmptyPrompt);
+        }
+        if prompt.len() >= n_ctx {
+            return Err(GenerateError::PromptTooLong {
+                tokens: prompt.len(),
+                n_ctx,
+            });
+        }
+        // Settings are checked before any work is done.
+        let mut stopper = Stopper::new(
+            self.tokenizer.eog(),
+            request.stop,
+            request.tokens_max.map(|n| n as u64),
+        )?;
+        for &token in prompt {
+            sampler.accept(token)?;
+        }
+
+        let begun = Instant::now();
+        let mut timing = Timing {
+            reused_tokens: self.keep_common(prompt),
+            ..Timing::default()
+        };
+        let prompt_done = self.prefill(&prompt[timing.reused_tokens..], interrupted)?;
+        timing.prompt_tokens = self.held.len() - timing.reused_tokens;
+        timing.prompt_s = begun.elapsed().as_secs_f64();
+
+        // The last token needs no cell: nothing is computed from it.
+        let room = n_ctx - prompt.len() + 1;
+        let mut tokens = Vec::with_capacity(request.tokens_max.map_or(room, |n| n.min(room)));
+        let mut text = String::new();
+        let mut show = |piece: &str| {
+            text.push_str(piece);
+            if piece.is_empty() {
+                ControlFlow::Continue(())
+            } else {
+                on_text(piece)
+            }
+        };
+        let mut detokenizer = Detokenizer::new(self.tokenizer, DecodeOptions::CONTINUATION);
+        let mut first: Option<Instant> = None;
+        let finish = loop {
+            if !prompt_done || interrupted() {
+                break Finish::Interrupted;
+            }
+            if request.tokens_max == Some(0) {
+                break Finish::Length;
+            }
+            let token = sampler.sample(self.decoder.logits())?;
+            sampler.accept(token)?;
+            timing.generated_tokens += 1;
+            let now = Instant::now();
+            timing.decode_s = now.duration_since(*first.get_or_insert(now)).as_secs_f64();
+
+            let Step { text: piece, stop } = stopper.step(token, detokenizer.push(token)?);
+            let shown = show(piece);
+            match stop {
+                Some(StopReason::EndToken(_)) => break Finish::End,
+                Some(StopReason::StopString(_)) => {
+                    tokens.push(token);
+                    break Finish::StopString;
+                }
+                Some(StopReason::MaxTokens) => {
+                    tokens.push(token);
+                    break Finish::Length;
+                }
+                None => tokens.push(token),
+            }
+            if shown.is_break() {
+                break Finish::Interrupted;
+            }
+            if self.held.len() >= n_ctx {
+                break Finish::ContextFull;
+            }
+            self.decoder.decode(token).map_err(GenerateError::Decoder)?;
+            self.held.push(token);
+        };
+        timing.ttft_s = first
+            .map_or(Duration::ZERO, |f| f.duration_since(begun))
+            .as_secs_f64();
+        let finish = match finish {
+            Finish::StopString => Finish::StopString,
+            other => {
+                let Step { text: rest, stop } = stopper.finish(detokenizer.finish());
+                // Nothing is left to end.
+                let _ = show(rest);
+                if stop.is_some() {
+                    Finish::StopString
+                } else {
+                    other
+                }
+            }
+        };
+        Ok(Generated {
+            tokens,
+            text,
+            finish,
+            timing,
+        })
+    }
+
+    /// Keeps the cells of the longest common beginning; the last token of the prompt is computed in any case, for its
+    /// logits. Returns how many are kept.
+    fn keep_common(&mut self, prompt: &[u32]) -> usize {
+        let common = self
+            .held
+            .iter()
+            .zip(prompt)
+            .take_while(|(a, b)| a == b)
+            .count();
+        let kept = common.min(prompt.len() - 1);
+        self.decoder.truncate(kept);
+        self.held.truncate(kept);
+        kept
+    }
+
+    fn prefill(
+        &mut self,
+        tokens: &[u32],
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<bool, GenerateError<D::Error>> {
+        let before = self.held.len();
+        let done = self.decoder.prefill(tokens, interrupted);
+        // Also after an error: what the decoder holds is what counts.
+        let taken = self.decoder.n_past() - before;
+        self.held.extend_from_slice(&tokens[..taken]);
+        done.map_err(GenerateError::Decoder)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -15,7 +15,7 @@ pub(crate) const EXP_MAX: f32 = 88.0;
 /// two parts (Cody and Waite).
 #[inline(always)]
 pub(crate) fn exp<V: F32x16>(x: V) -> V {
-    const LN2_HIGH: f32 = 0.693_359_375;
+    const LN2_HIGH: f32 = 355.0 / 512.0;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let clamped = V::splat(EXP_MAX).select_lt(x, V::splat(EXP_MAX), x);
     let clamped = clamped.select_lt(V::splat(EXP_MIN), V::splat(EXP_MIN), clamped);

@@ -8,6 +8,7 @@
 //! While a chunk of a job is unclaimed the job cannot end, and the ticket is closed before the next job's fields are
 //! written, so a worker that wins a claim has read that job's function and no other.
 
+use crate::mem::Shared;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
@@ -26,6 +27,9 @@ const CLOSED: u64 = u32::MAX as u64;
 
 /// The most chunks a job may have: their number shares a word with the job's.
 const CHUNKS_MAX: usize = CLOSED as usize;
+
+/// Rows of element-wise work that are one chunk of a fork.
+const ROWS_A_CHUNK: usize = 8;
 
 /// Whether threads are bound to processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -163,6 +167,53 @@ impl Pool {
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
+    }
+}
+
+impl Pool {
+    /// Calls `f(i, chunk i)` for each chunk of `len` values (the last may be shorter), over the pool.
+    pub fn chunks_mut<T: Send>(
+        &self,
+        data: &mut [T],
+        len: usize,
+        f: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        let total = data.len();
+        let shared = Shared::new(data);
+        self.run(total.div_ceil(len), |i| {
+            // SAFETY: chunks do not overlap.
+            f(i, unsafe { shared.part(i * len, len.min(total - i * len)) });
+        });
+    }
+
+    /// Calls `f(i, row i of a)` for each row of `len_a` values; few rows stay on this thread.
+    pub fn rows<T: Send>(&self, a: &mut [T], len_a: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+        self.rows2(a, len_a, &mut [(); 0], 0, |i, a, _| f(i, a));
+    }
+
+    /// Calls `f(i, row i of a, row i of b)`; few rows stay on this thread.
+    pub fn rows2<T: Send, U: Send>(
+        &self,
+        a: &mut [T],
+        len_a: usize,
+        b: &mut [U],
+        len_b: usize,
+        f: impl Fn(usize, &mut [T], &mut [U]) + Sync,
+    ) {
+        let n = a.len() / len_a;
+        let (a, b) = (Shared::new(a), Shared::new(b));
+        let row = |i| {
+            // SAFETY: rows do not overlap.
+            let (a, b) = unsafe { (a.part(i * len_a, len_a), b.part(i * len_b, len_b)) };
+            f(i, a, b);
+        };
+        if n <= ROWS_A_CHUNK {
+            return (0..n).for_each(row);
+        }
+        self.run(n.div_ceil(ROWS_A_CHUNK), |chunk| {
+            let first = chunk * ROWS_A_CHUNK;
+            (first..n.min(first + ROWS_A_CHUNK)).for_each(&row);
+        });
     }
 }
 

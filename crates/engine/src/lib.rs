@@ -1,6 +1,13 @@
 //! Models, their state and everything around them: from a name to tokens.
+mod error;
 pub mod eval;
 pub mod fetch;
+pub mod generate;
+pub mod model;
 pub mod sampler;
+pub mod session;
 pub mod stop;
+pub mod template;
 pub mod tokenizer;
+
+pub use error::Error;

@@ -13,10 +13,11 @@ use crate::split::{COUNT_KEY, NO_KEY, SplitInfo, TENSORS_KEY};
 use crate::tensor::TensorInfo;
 
 /// How a file's bytes are reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MapMode {
     /// Mapped: tensors are given out without a copy. If another process cuts the file off while it is in use, this process ends
     /// with SIGBUS; if one changes it, tensors change.
+    #[default]
     Mmap,
     /// Read: only the header is taken into memory, and tensors are read when asked for. A file that is cut off is an error.
     Read,

@@ -135,15 +135,12 @@ pub(super) fn attend_group(
     let shape = &rows.shape;
     load_queries(rows, q, scratch);
     scratch.group.clear();
-    for b in group * GROUP..blocks.len().min((group + 1) * GROUP) {
+    for (b, block) in blocks.iter().enumerate().skip(group * GROUP).take(GROUP) {
         let any = rows.visible(0, b).start..rows.visible(rows.count() - 1, b).end;
         if any.is_empty() {
             continue;
         }
-        let (k, v) = (
-            shape.k(&blocks[b], rows.head),
-            shape.v(&blocks[b], rows.head),
-        );
+        let (k, v) = (shape.k(block, rows.head), shape.v(block, rows.head));
         attend_block(rows.isa, rows, b, k, v, scratch);
         merge(
             rows.isa,
@@ -552,11 +549,8 @@ fn columns<V: F32x16, L: Load, const N: usize, const W: usize>(
         let high = cells.iter().map(|c| c.end).min().unwrap_or(start).max(low);
         let mut acc = [[V::splat(0.0); W]; N];
         for r in 0..N {
-            for n in cells[r].start..cells[r].end.min(low) {
-                for i in 0..W {
-                    acc[r][i] = V::splat(w[r][n]).fma(v.load(n * c + at + 16 * i), acc[r][i]);
-                }
-            }
+            let before = cells[r].start..cells[r].end.min(low);
+            add_cells(v, c, at, w[r], before, &mut acc[r]);
         }
         for n in low..high {
             let v: [V; W] = std::array::from_fn(|i| v.load(n * c + at + 16 * i));
@@ -568,11 +562,8 @@ fn columns<V: F32x16, L: Load, const N: usize, const W: usize>(
             }
         }
         for r in 0..N {
-            for n in cells[r].start.max(high)..cells[r].end {
-                for i in 0..W {
-                    acc[r][i] = V::splat(w[r][n]).fma(v.load(n * c + at + 16 * i), acc[r][i]);
-                }
-            }
+            let after = cells[r].start.max(high)..cells[r].end;
+            add_cells(v, c, at, w[r], after, &mut acc[r]);
         }
         for (r, acc) in acc.iter().enumerate() {
             for (i, acc) in acc.iter().enumerate() {
@@ -583,6 +574,24 @@ fn columns<V: F32x16, L: Load, const N: usize, const W: usize>(
                     V::load(o).add(*acc).store(o)
                 }
             }
+        }
+    }
+}
+
+/// One row's weighted cells.
+#[inline(always)]
+fn add_cells<V: F32x16, L: Load, const W: usize>(
+    v: L,
+    c: usize,
+    at: usize,
+    w: &[f32],
+    cells: Range<usize>,
+    acc: &mut [V; W],
+) {
+    for n in cells {
+        let w = V::splat(w[n]);
+        for (i, acc) in acc.iter_mut().enumerate() {
+            *acc = w.fma(v.load(n * c + at + 16 * i), *acc);
         }
     }
 }

@@ -72,7 +72,7 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
                     (odd, even)
                 };
                 let mut acc = [_mm512_setzero_ps(); TILE];
-                for b in 0..n {
+                for (b, this) in this[..n].iter().enumerate() {
                     if tt + 1 < token_tiles {
                         issue(next, tt + 1, b);
                     }
@@ -86,11 +86,8 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
                     let (d, m) = (load_f32(&chunk.d[b]), load_f32(&chunk.m[b]));
                     for j in 0..TILE {
                         let scale = _mm512_mul_ps(d, _mm512_set1_ps(d_a[j]));
-                        acc[j] = _mm512_fmadd_ps(
-                            _mm512_cvtepi32_ps(load_row(&this[b], j)),
-                            scale,
-                            acc[j],
-                        );
+                        acc[j] =
+                            _mm512_fmadd_ps(_mm512_cvtepi32_ps(load_row(this, j)), scale, acc[j]);
                         if has_min(U::TY) {
                             acc[j] = _mm512_fmadd_ps(m, _mm512_set1_ps(ds[j]), acc[j]);
                         }

@@ -45,7 +45,7 @@ fn dot(bits: u32, run: &Run, a: &[i8; 32], groups: Range<usize>) -> I32x16 {
                 a[4 * g + 3] as u8,
             ]));
             let bytes: &[u8; 64] = run[64 * g..][..64].try_into().expect("64 bytes");
-            for half in 0..2 {
+            for (half, words) in words.iter_mut().enumerate() {
                 // SAFETY: 64 bytes are there.
                 let w = unsafe { _mm256_loadu_si256(bytes.as_ptr().add(32 * half).cast()) };
                 let pairs = if bits == 8 {
@@ -54,7 +54,7 @@ fn dot(bits: u32, run: &Run, a: &[i8; 32], groups: Range<usize>) -> I32x16 {
                 } else {
                     _mm256_maddubs_epi16(w, a)
                 };
-                words[half] = _mm256_add_epi16(words[half], pairs);
+                *words = _mm256_add_epi16(*words, pairs);
             }
         }
         for half in 0..2 {

@@ -1,0 +1,275 @@
+//! Models: hyper-parameters, weights in memory, and what computes with them.
+
+pub mod arch;
+mod config;
+mod limits;
+pub(crate) mod rope;
+mod weights;
+
+pub use config::Config;
+pub use rope::{Rope, Scaling};
+
+use crate::error::Error;
+use arch::{Arch, Presence};
+use cpu::pool::{Pinning, Pool, default_threads};
+use cpu::{Isa, isa::IsaError};
+use gguf::{GgufFile, MapMode};
+use rope::Frequencies;
+use std::path::Path;
+use weights::{Loader, Matrix, Progress};
+
+/// How a model is loaded and computed.
+#[derive(Debug, Clone, Default)]
+pub struct LoadOptions {
+    /// Threads that compute; `None`: the physical cores at hand.
+    pub threads: Option<usize>,
+    /// Instruction set; `None`: the best.
+    pub isa: Option<Isa>,
+    /// Whether threads are pinned.
+    pub pinning: Pinning,
+    /// How the file is read.
+    pub map: MapMode,
+}
+
+/// How far loading is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Bytes of weights in memory.
+    pub done_bytes: u64,
+    /// Of these many.
+    pub total_bytes: u64,
+}
+
+/// A product's weights and what is added to its result.
+#[derive(Debug)]
+pub(crate) struct Linear {
+    pub(crate) w: Matrix,
+    pub(crate) bias: Option<Vec<f32>>,
+}
+
+/// One layer.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    pub(crate) attn_norm: Vec<f32>,
+    pub(crate) q: Linear,
+    pub(crate) k: Linear,
+    pub(crate) v: Linear,
+    pub(crate) q_norm: Option<Vec<f32>>,
+    pub(crate) k_norm: Option<Vec<f32>>,
+    pub(crate) output: Linear,
+    pub(crate) post_attn_norm: Option<Vec<f32>>,
+    pub(crate) ffn_norm: Vec<f32>,
+    pub(crate) gate: Linear,
+    pub(crate) up: Linear,
+    pub(crate) down: Linear,
+    pub(crate) post_ffn_norm: Option<Vec<f32>>,
+}
+
+/// A model, ready to compute.
+#[derive(Debug)]
+pub struct Model {
+    config: Config,
+    pub(crate) pool: Pool,
+    pub(crate) isa: Isa,
+    pub(crate) embedding: Matrix,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) output_norm: Vec<f32>,
+    /// `None`: the embedding serves.
+    output: Option<Matrix>,
+    pub(crate) rope: Frequencies,
+    pub(crate) rope_windowed: Frequencies,
+    weight_bytes: u64,
+}
+
+impl Model {
+    /// Reads a model's hyper-parameters without its weights.
+    ///
+    /// # Errors
+    /// If the file is damaged or its architecture not supported.
+    pub fn read_config(file: &GgufFile) -> Result<Config, Error> {
+        Ok(read_arch(file)?.1)
+    }
+
+    /// Opens a file and loads its weights, permuted, over the pool.
+    ///
+    /// # Errors
+    /// If the file is damaged or unsupported, or memory or threads are refused.
+    pub fn load(
+        path: &Path,
+        options: &LoadOptions,
+        progress: &mut (dyn FnMut(LoadProgress) + Send),
+    ) -> Result<Self, Error> {
+        Self::from_file(&GgufFile::open(path, options.map)?, options, progress)
+    }
+
+    /// [`Model::load`] of an open file.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn from_file(
+        file: &GgufFile,
+        options: &LoadOptions,
+        progress: &mut (dyn FnMut(LoadProgress) + Send),
+    ) -> Result<Self, Error> {
+        let (arch, config) = read_arch(file)?;
+        file.check_data()?;
+        let pool = Pool::new(
+            options.threads.unwrap_or_else(default_threads),
+            options.pinning,
+        )?;
+        let total: u64 = file.tensors().iter().map(gguf::TensorInfo::n_bytes).sum();
+        let mut tell = |done_bytes, total_bytes| {
+            progress(LoadProgress {
+                done_bytes,
+                total_bytes,
+            })
+        };
+        let loader = Loader {
+            file,
+            pool: &pool,
+            progress: Progress::new(total, &mut tell),
+        };
+        let (d, v) = (config.width, config.n_vocab);
+        let embedding = loader.matrix("token_embd.weight", d, v)?;
+        let output = if loader.has("output.weight") {
+            Some(loader.matrix("output.weight", d, v)?)
+        } else {
+            None
+        };
+        let output_norm = loader.vector("output_norm.weight", d)?;
+        let layers = (0..config.n_layer)
+            .map(|i| layer(&loader, arch, &config, i))
+            .collect::<Result<_, _>>()?;
+        let factors = if loader.has("rope_freqs.weight") {
+            let factors = loader.vector("rope_freqs.weight", config.rope.dims / 2)?;
+            if let Some(bad) = factors.iter().find(|f| !f.is_finite() || **f <= 0.0) {
+                return Err(Error::Parameter {
+                    key: "tensor rope_freqs.weight".to_owned(),
+                    problem: format!("holds {bad}, expected positive factors"),
+                });
+            }
+            Some(factors)
+        } else {
+            None
+        };
+        drop(loader);
+        Ok(Self {
+            rope: config.rope.frequencies(factors.as_deref()),
+            rope_windowed: config.rope_windowed.frequencies(factors.as_deref()),
+            config,
+            pool,
+            isa: options.isa.unwrap_or_else(Isa::best),
+            embedding,
+            layers,
+            output_norm,
+            output,
+            weight_bytes: total,
+        })
+    }
+
+    /// Hyper-parameters.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Bytes of all tensors.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
+    }
+
+    /// The instruction set that computes.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Threads that compute.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    pub(crate) fn output(&self) -> &Matrix {
+        self.output.as_ref().unwrap_or(&self.embedding)
+    }
+}
+
+/// Finds an instruction set by its flag.
+///
+/// # Errors
+/// If there is none of that name here.
+pub fn isa_by_name(name: &str) -> Result<Isa, IsaError> {
+    name.parse()
+}
+
+fn read_arch(file: &GgufFile) -> Result<(&'static Arch, Config), Error> {
+    let meta = file.metadata();
+    let name = meta.require_str("general.architecture")?;
+    let embedding = file
+        .tensor("token_embd.weight")
+        .ok_or_else(|| Error::MissingTensor {
+            name: "token_embd.weight".to_owned(),
+        });
+    let n_vocab = embedding.map(|t| t.ne(1));
+    let unsupported = || Error::Architecture {
+        file: file
+            .parts()
+            .next()
+            .map(|(path, _)| path.to_owned())
+            .unwrap_or_default(),
+        found: name.to_owned(),
+        supported: arch::supported(),
+    };
+    if !arch::ALL.iter().any(|a| a.name == name) {
+        return Err(unsupported());
+    }
+    let n_vocab = n_vocab?;
+    let n_vocab = u32::try_from(n_vocab).map_err(|_| Error::Parameter {
+        key: "tensor token_embd.weight".to_owned(),
+        problem: format!("has {n_vocab} rows, more than there can be token ids"),
+    })?;
+    arch::read(meta, name, n_vocab as usize).ok_or_else(unsupported)?
+}
+
+fn layer(loader: &Loader<'_>, arch: &Arch, c: &Config, i: usize) -> Result<Layer, Error> {
+    let name = |part: &str| format!("blk.{i}.{part}");
+    let has = |presence: Presence, part: &str| match presence {
+        Presence::Never => false,
+        Presence::Optional => loader.has(&name(part)),
+        Presence::Always => true,
+    };
+    let linear = |part: &str, k: usize, n: usize, bias: Presence| {
+        let b = format!("{part}.bias");
+        Ok::<_, Error>(Linear {
+            w: loader.matrix(&name(&format!("{part}.weight")), k, n)?,
+            bias: if has(bias, &b) {
+                Some(loader.vector(&name(&b), n)?)
+            } else {
+                None
+            },
+        })
+    };
+    let norm = |part: &str, n: usize| loader.vector(&name(part), n);
+    let optional = |presence: Presence, part: &str, n: usize| {
+        if has(presence, part) {
+            norm(part, n).map(Some)
+        } else {
+            Ok(None)
+        }
+    };
+    let parts = arch.parts;
+    let (heads, kv) = (c.heads, c.heads_kv);
+    Ok(Layer {
+        attn_norm: norm("attn_norm.weight", c.width)?,
+        q: linear("attn_q", c.width, heads * c.head_k, parts.qkv_bias)?,
+        k: linear("attn_k", c.width, kv * c.head_k, parts.qkv_bias)?,
+        v: linear("attn_v", c.width, kv * c.head_v, parts.qkv_bias)?,
+        q_norm: optional(parts.qk_norm, "attn_q_norm.weight", c.head_k)?,
+        k_norm: optional(parts.qk_norm, "attn_k_norm.weight", c.head_k)?,
+        output: linear("attn_output", heads * c.head_v, c.width, Presence::Optional)?,
+        post_attn_norm: optional(parts.post_norms, "post_attention_norm.weight", c.width)?,
+        ffn_norm: norm("ffn_norm.weight", c.width)?,
+        gate: linear("ffn_gate", c.width, c.ff, Presence::Optional)?,
+        up: linear("ffn_up", c.width, c.ff, Presence::Optional)?,
+        down: linear("ffn_down", c.ff, c.width, Presence::Optional)?,
+        post_ffn_norm: optional(parts.post_norms, "post_ffw_norm.weight", c.width)?,
+    })
+}

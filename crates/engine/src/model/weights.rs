@@ -1,0 +1,168 @@
+//! Tensors in memory: read in pieces, permuted into tiles on the way, never held twice.
+
+use crate::error::Error;
+use cpu::mem::Buffer;
+use cpu::pool::Pool;
+use gguf::{GgufFile, TensorInfo, TensorType};
+use quant::formats;
+use quant::tile::{Layout, ROWS, TileMatrix, permute_tile};
+use std::cell::RefCell;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes read from the file at a time, about: large enough for a disk's full rate, small beside the model.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// A weight matrix, `[N, K]`.
+#[derive(Debug)]
+pub(crate) struct Matrix {
+    ty: TensorType,
+    n: usize,
+    k: usize,
+    data: Buffer<u8>,
+}
+
+impl Matrix {
+    pub(crate) fn view(&self) -> TileMatrix<'_> {
+        TileMatrix::new(self.ty, self.n, self.k, &self.data)
+    }
+}
+
+/// Where loading has got to, told from any worker.
+pub(super) struct Progress<'a> {
+    done: AtomicU64,
+    total: u64,
+    tell: Mutex<&'a mut (dyn FnMut(u64, u64) + Send)>,
+}
+
+impl<'a> Progress<'a> {
+    pub(super) fn new(total: u64, tell: &'a mut (dyn FnMut(u64, u64) + Send)) -> Self {
+        Self {
+            done: AtomicU64::new(0),
+            total,
+            tell: Mutex::new(tell),
+        }
+    }
+
+    fn add(&self, bytes: u64) {
+        let done = self.done.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        // A worker that finds another telling has nothing newer to say.
+        if let Ok(mut tell) = self.tell.try_lock() {
+            tell(done, self.total);
+        }
+    }
+}
+
+/// Loads tensors of one file.
+pub(super) struct Loader<'a> {
+    pub(super) file: &'a GgufFile,
+    pub(super) pool: &'a Pool,
+    pub(super) progress: Progress<'a>,
+}
+
+thread_local! {
+    /// A worker's piece of the file.
+    static PIECE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Loader<'_> {
+    pub(super) fn find(&self, name: &str) -> Result<&TensorInfo, Error> {
+        self.file.tensor(name).ok_or_else(|| Error::MissingTensor {
+            name: name.to_owned(),
+        })
+    }
+
+    fn shaped(&self, name: &str, expected: &[usize]) -> Result<&TensorInfo, Error> {
+        let t = self.find(name)?;
+        let expected: Vec<u64> = expected.iter().map(|&n| n as u64).collect();
+        let mut found = t.dims.as_slice().to_vec();
+        // Trailing ones are how some writers store fewer dimensions.
+        while found.len() > expected.len() && found.last() == Some(&1) {
+            found.pop();
+        }
+        if found != expected {
+            return Err(Error::Shape {
+                name: name.to_owned(),
+                found,
+                expected,
+            });
+        }
+        Ok(t)
+    }
+
+    /// A matrix of `n` rows of `k` values.
+    pub(super) fn matrix(&self, name: &str, k: usize, n: usize) -> Result<Matrix, Error> {
+        let t = self.shaped(name, &[k, n])?;
+        let format = |source| Error::Format {
+            name: name.to_owned(),
+            source,
+        };
+        formats::require(t.ty).map_err(format)?;
+        let layout = Layout::of(t.ty).expect("every supported format has a layout");
+        let row_bytes = k / layout.block_len() * layout.block_bytes();
+        let memory = |source| Error::Memory {
+            what: format!("tensor {name}"),
+            source,
+        };
+        let mut data = Buffer::new(n * row_bytes).map_err(memory)?;
+        let tile_bytes = ROWS * row_bytes;
+        let per_piece = (PIECE_BYTES / tile_bytes).max(1);
+        let failed = Mutex::new(None);
+        self.pool
+            .chunks_mut(&mut data, per_piece * tile_bytes, |piece, out| {
+                let (start, bytes) = (piece * per_piece * tile_bytes, out.len());
+                let read = PIECE.with_borrow_mut(|rows| {
+                    rows.resize(bytes, 0);
+                    self.file.read_at(t, start as u64, rows)?;
+                    for (rows, tile) in rows.chunks(tile_bytes).zip(out.chunks_mut(tile_bytes)) {
+                        permute_tile(layout, rows.len() / row_bytes, rows, tile);
+                    }
+                    Ok(())
+                });
+                match read {
+                    Ok(()) => self.progress.add(bytes as u64),
+                    Err(error) => {
+                        *failed
+                            .lock()
+                            .unwrap_or_else(std::sync::PoisonError::into_inner) = Some(error)
+                    }
+                }
+            });
+        match failed
+            .into_inner()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        {
+            Some(error) => Err(Error::Gguf(error)),
+            None => Ok(Matrix {
+                ty: t.ty,
+                n,
+                k,
+                data,
+            }),
+        }
+    }
+
+    /// A vector of `n` values, as `f32`.
+    pub(super) fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>, Error> {
+        let t = self.shaped(name, &[n])?;
+        if formats::class(t.ty) != Some(formats::Class::Float) {
+            return Err(Error::NotFloat {
+                name: name.to_owned(),
+                found: t.ty.name(),
+            });
+        }
+        let mut bytes = vec![0; n * t.ty.block_bytes()];
+        self.file.read_at(t, 0, &mut bytes)?;
+        let mut values = vec![0.0; n];
+        formats::decode_row(t.ty, &bytes, &mut values).map_err(|source| Error::Format {
+            name: name.to_owned(),
+            source,
+        })?;
+        self.progress.add(bytes.len() as u64);
+        Ok(values)
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.file.tensor(name).is_some()
+    }
+}

@@ -2,7 +2,13 @@
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 
-use crate::commands::{info::InfoArgs, pull::PullArgs, tokenize::TokenizeArgs};
+use crate::commands::bench::BenchArgs;
+use crate::commands::chat::ChatArgs;
+use crate::commands::eval::EvalArgs;
+use crate::commands::info::InfoArgs;
+use crate::commands::pull::PullArgs;
+use crate::commands::run::RunArgs;
+use crate::commands::tokenize::TokenizeArgs;
 
 /// Runs language models on this machine
 #[derive(Debug, Parser)]
@@ -11,8 +17,9 @@ use crate::commands::{info::InfoArgs, pull::PullArgs, tokenize::TokenizeArgs};
     version,
     propagate_version = true,
     after_help = "\
-MODEL is the path of a GGUF file, a known name (see 'spillgate pull'), or hf:OWNER/REPO/FILE.gguf; what is missing is
-fetched into the cache (SPILLGATE_CACHE). Results go to stdout, everything else to stderr.
+MODEL is the path of a GGUF file, a known name (see 'spillgate pull'), or
+hf:OWNER/REPO/FILE.gguf; what is missing is fetched into the cache (SPILLGATE_CACHE).
+Results go to stdout, everything else to stderr.
 
 Examples:
   spillgate run smollm2 \"Why is the sky blue?\"
@@ -41,6 +48,65 @@ pub struct Common {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Pull(PullArgs),
+    Run(RunArgs),
+    Chat(ChatArgs),
+    Bench(BenchArgs),
+    Eval(EvalArgs),
     Info(InfoArgs),
     Tokenize(TokenizeArgs),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_flags_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    /// Every flag of a command and of those below it.
+    fn flags(command: &clap::Command) -> Vec<String> {
+        let own = command
+            .get_arguments()
+            .filter_map(|a| a.get_long())
+            .map(str::to_owned);
+        own.chain(command.get_subcommands().flat_map(flags))
+            .collect()
+    }
+
+    #[test]
+    fn the_readme_has_every_flag_in_its_table() {
+        let readme = include_str!("../../../README.md");
+        let table: Vec<&str> = readme
+            .lines()
+            .filter(|line| line.starts_with("| `"))
+            .collect();
+        for flag in flags(&Cli::command()) {
+            let cell = format!("--{flag}");
+            let listed = table.iter().any(|row| {
+                let first = row.split('|').nth(1).unwrap_or_default();
+                first.split([' ', '`', ',']).any(|word| word == cell)
+            });
+            assert!(listed, "{cell} is not in the README's table of flags");
+        }
+    }
+
+    #[test]
+    fn the_readme_lists_no_flag_that_is_gone() {
+        let known = flags(&Cli::command());
+        let readme = include_str!("../../../README.md");
+        for row in readme.lines().filter(|line| line.starts_with("| `-")) {
+            let first = row.split('|').nth(1).unwrap_or_default();
+            let long = first
+                .split([' ', '`', ','])
+                .find_map(|word| word.strip_prefix("--"));
+            let long = long.unwrap_or_else(|| panic!("no long flag in {row}"));
+            assert!(
+                known.iter().any(|k| k == long),
+                "--{long} is in the README and nowhere else"
+            );
+        }
+    }
 }

@@ -10,6 +10,8 @@ mod flags;
 mod interrupt;
 mod output;
 mod progress;
+mod prompt;
+mod settings;
 
 use std::process::ExitCode;
 

@@ -13,6 +13,7 @@ pub struct Bar {
     verb: &'static str,
     bar: Option<ProgressBar>,
     on_terminal: bool,
+    quiet: bool,
 }
 
 impl Bar {
@@ -22,11 +23,22 @@ impl Bar {
             verb,
             bar: None,
             on_terminal: std::io::stderr().is_terminal(),
+            quiet: false,
         }
+    }
+
+    /// A bar that says nothing where there is no terminal to draw on: for what takes a moment.
+    pub fn on_terminal(verb: &'static str) -> Self {
+        let mut bar = Self::new(verb);
+        bar.quiet = true;
+        bar
     }
 
     /// Shows the bar, or says once what goes on.
     pub fn start(&mut self, name: &str, done_bytes: u64, total_bytes: u64) {
+        if !self.on_terminal && self.quiet {
+            return;
+        }
         if !self.on_terminal {
             let so_far = match done_bytes {
                 0 => String::new(),

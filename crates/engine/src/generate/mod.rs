@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::sampler::{Sampler, SamplerError};
+use crate::session::{Session, Wanted};
 use crate::stop::{Step, StopError, StopReason, Stopper};
 use crate::tokenizer::{DecodeOptions, Detokenizer, Tokenizer, TokenizerError};
 
@@ -36,6 +37,52 @@ pub trait Decoder {
     fn logits(&self) -> &[f32];
     /// Forgets all tokens but the first `n`.
     fn truncate(&mut self, n: usize);
+}
+
+impl Decoder for Session<'_> {
+    type Error = crate::Error;
+
+    fn n_ctx(&self) -> usize {
+        Session::n_ctx(self)
+    }
+
+    fn n_past(&self) -> usize {
+        Session::n_past(self)
+    }
+
+    fn prefill(
+        &mut self,
+        tokens: &[u32],
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<bool, Self::Error> {
+        // In the session's own chunks, so that asking costs nothing and changes nothing.
+        let chunks = tokens.chunks(self.ubatch());
+        let last = chunks.len().saturating_sub(1);
+        for (index, chunk) in chunks.enumerate() {
+            if interrupted() {
+                return Ok(false);
+            }
+            let wanted = if index == last {
+                Wanted::Last
+            } else {
+                Wanted::None
+            };
+            Session::prefill(self, chunk, wanted)?;
+        }
+        Ok(true)
+    }
+
+    fn decode(&mut self, token: u32) -> Result<(), Self::Error> {
+        Session::decode(self, token)
+    }
+
+    fn logits(&self) -> &[f32] {
+        Session::logits(self)
+    }
+
+    fn truncate(&mut self, n: usize) {
+        Session::truncate(self, n);
+    }
 }
 
 /// Why a generation failed.
@@ -235,7 +282,9 @@ impl<'t, D: Decoder> Generator<'t, D> {
             if request.tokens_max == Some(0) {
                 break Finish::Length;
             }
-            let token = sampler.sample(self.decoder.logits())?;
+            // Rows beyond the tokenizer's vocabulary are padding.
+            let logits = self.decoder.logits();
+            let token = sampler.sample(&logits[..self.tokenizer.n_vocab().min(logits.len())])?;
             sampler.accept(token)?;
             timing.generated_tokens += 1;
             let now = Instant::now();

@@ -45,6 +45,8 @@ struct Reciter {
     logits: Vec<f32>,
     /// All tokens that it was ever given.
     computed: usize,
+    /// The logit of rows that no token has.
+    padding: f32,
 }
 
 impl Reciter {
@@ -55,6 +57,7 @@ impl Reciter {
             n_ctx,
             logits: vec![0.0; N_VOCAB],
             computed: 0,
+            padding: 0.0,
         }
     }
 
@@ -63,6 +66,7 @@ impl Reciter {
         self.held.push(token);
         self.computed += 1;
         self.logits.fill(0.0);
+        self.logits[N_VOCAB..].fill(self.padding);
         let next = self.script.get(self.held.len()).copied().unwrap_or(END);
         self.logits[next as usize] = 10.0;
     }
@@ -167,6 +171,17 @@ fn an_answer_ends_with_the_models_end() {
     );
     assert_eq!((g.timing.prompt_tokens, g.timing.generated_tokens), (3, 8));
     assert!(g.timing.ttft_s >= g.timing.prompt_s && g.timing.prompt_s > 0.0);
+}
+
+#[test]
+fn rows_beyond_the_vocabulary_are_never_chosen() {
+    let setup = Setup::new();
+    let mut generator = setup.recite("abc", 100);
+    generator.decoder.logits = vec![0.0; N_VOCAB + 5];
+    // The padding would win every time.
+    generator.decoder.padding = 99.0;
+    let (g, _) = generate(&mut generator, b"a", None, &[]);
+    assert_eq!((g.text.as_str(), g.finish), ("bc", Finish::End));
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use clap::Args;
+use engine::model::Model;
 use engine::tokenizer::Tokenizer;
 use gguf::{Array, GgufFile, Metadata, TensorInfo, Value};
 use serde::Serialize;
@@ -11,6 +12,7 @@ use serde_json::json;
 
 use crate::cli::Common;
 use crate::output::{human_bytes, print, print_json, table};
+use crate::settings;
 
 /// Characters of a metadata value that '--metadata' shows without '--json'.
 const VALUE_CHARS_SHOWN: usize = 100;
@@ -114,6 +116,10 @@ fn collect(file: &GgufFile, args: &InfoArgs) -> Info {
     if let Err(error) = file.check_data() {
         unsupported.push(error.to_string());
     }
+    let config = Model::read_config(file);
+    if let Err(error) = &config {
+        unsupported.push(error.to_string());
+    }
     let tensor_types = types(file.tensors());
     for TypeInfo { ty, tensors, .. } in &tensor_types {
         if !quant::formats::supported().iter().any(|t| t.name() == ty) {
@@ -121,7 +127,14 @@ fn collect(file: &GgufFile, args: &InfoArgs) -> Info {
         }
     }
     let tokenizer = match Tokenizer::from_gguf(metadata) {
-        Ok(tokenizer) => Some(describe(&tokenizer, metadata)),
+        Ok(tokenizer) => {
+            if let Ok(config) = &config
+                && let Err(error) = settings::check_vocabulary(config, &tokenizer)
+            {
+                unsupported.push(error.to_string());
+            }
+            Some(describe(&tokenizer, metadata))
+        }
         Err(error) => {
             unsupported.push(format!("tokenizer: {error}"));
             None

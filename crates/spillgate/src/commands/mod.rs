@@ -1,7 +1,11 @@
 //! One module a command: its flags, and what it does.
 
+pub mod bench;
+pub mod chat;
+pub mod eval;
 pub mod info;
 pub mod pull;
+pub mod run;
 pub mod tokenize;
 
 use std::path::PathBuf;
@@ -18,13 +22,17 @@ pub fn dispatch(cli: &Cli) -> Result<()> {
     let common = &cli.common;
     match &cli.command {
         Command::Pull(args) => pull::run(args, common),
+        Command::Run(args) => run::run(args, common),
+        Command::Chat(args) => chat::run(args, common),
+        Command::Bench(args) => bench::run(args, common),
+        Command::Eval(args) => eval::run(args, common),
         Command::Info(args) => info::run(args, common),
         Command::Tokenize(args) => tokenize::run(args, common),
     }
 }
 
 /// The path of a model argument, fetched first where it is missing.
-fn model_path(model: &str) -> Result<PathBuf> {
+pub fn model_path(model: &str) -> Result<PathBuf> {
     Ok(fetch::cached_or_pull(model, &mut Bar::new("fetching"))?)
 }
 

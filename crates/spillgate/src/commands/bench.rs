@@ -1,0 +1,302 @@
+//! `bench`: tokens a second at given sizes and depths, in the cases and under the names that llama-bench uses.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use engine::model::Model;
+use engine::session::{Session, Wanted};
+use serde::Serialize;
+
+use crate::cli::Common;
+use crate::failure::{Advised, Interrupted};
+use crate::flags::{CacheType, ContextFlags, MachineFlags};
+use crate::output::{human_bytes, print, print_json, table};
+use crate::{interrupt, settings};
+
+/// Untimed decode steps before a case: caches are warm and threads awake then.
+const WARM_UP_STEPS: usize = 4;
+
+/// Measures tokens a second
+///
+/// ppN is a prompt of N tokens, tgN the generation of N tokens, '@ dD' with D tokens in the context before. Each case is
+/// measured several times: median, least, most, and the spread between those as a share of the median. A machine that
+/// does something else meanwhile measures that: look at the spread.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  spillgate bench smollm2
+  spillgate bench smollm2 -p 512 -n 128 -d 0,4096 -r 5
+  spillgate bench qwen2.5-0.5b -p 0 -n 64 -t 1 --isa avx2 --json")]
+pub struct BenchArgs {
+    /// Path of a GGUF file, a known name, or hf:OWNER/REPO/FILE.gguf
+    model: String,
+    /// Prompt sizes, separated by commas; 0 leaves prompts out
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "512"
+    )]
+    prompt: Vec<usize>,
+    /// Numbers of generated tokens, separated by commas; 0 leaves generation out
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "128"
+    )]
+    predict: Vec<usize>,
+    /// Tokens in the context before, separated by commas
+    #[arg(
+        short,
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "0"
+    )]
+    depth: Vec<usize>,
+    /// Times that each case is measured
+    #[arg(short, long, value_name = "N", default_value_t = 5)]
+    repetitions: usize,
+    #[command(flatten)]
+    context: ContextFlags,
+    #[command(flatten)]
+    machine: MachineFlags,
+}
+
+/// One case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Case {
+    work: Work,
+    depth: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Work {
+    Prompt(usize),
+    Generate(usize),
+}
+
+impl Case {
+    fn name(self) -> String {
+        let work = match self.work {
+            Work::Prompt(n) => format!("pp{n}"),
+            Work::Generate(n) => format!("tg{n}"),
+        };
+        if self.depth == 0 {
+            work
+        } else {
+            format!("{work} @ d{}", self.depth)
+        }
+    }
+
+    fn tokens(self) -> usize {
+        match self.work {
+            Work::Prompt(n) | Work::Generate(n) => n,
+        }
+    }
+
+    /// Cells that the case needs.
+    fn cells(self) -> usize {
+        self.depth + self.tokens().max(WARM_UP_STEPS)
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    weight_bytes: u64,
+    isa: String,
+    threads: usize,
+    ubatch: usize,
+    cache_type_k: String,
+    cache_type_v: String,
+    cases: Vec<Measured>,
+}
+
+#[derive(Serialize)]
+struct Measured {
+    case: String,
+    tokens: usize,
+    depth: usize,
+    tok_s: Vec<f64>,
+    median_tok_s: f64,
+    min_tok_s: f64,
+    max_tok_s: f64,
+    spread: f64,
+}
+
+pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
+    let cases = cases(args);
+    if cases.is_empty() || args.repetitions == 0 {
+        return Err(Advised::new(
+            "there is nothing to measure",
+            "-p, -n and -r must not all be 0",
+        )
+        .into());
+    }
+    let loaded = settings::load(&args.model, &args.machine)?;
+    let model = &loaded.model;
+    let needed = cases.iter().map(|case| case.cells()).max().unwrap_or(0);
+    let mut session = settings::session(&args.context, model, Some(needed))?;
+    let mut measured = Vec::with_capacity(cases.len());
+    for case in cases {
+        measured.push(measure(&mut session, model, case, args.repetitions)?);
+    }
+    let report = Report {
+        model: loaded.path.display().to_string(),
+        weight_bytes: model.weight_bytes(),
+        isa: model.isa().to_string(),
+        threads: model.threads(),
+        ubatch: session.ubatch(),
+        cache_type_k: name(args.context.cache_type_k),
+        cache_type_v: name(args.context.cache_type_v),
+        cases: measured,
+    };
+    if common.json {
+        print_json(&report)
+    } else {
+        print(&text(&report))
+    }
+}
+
+/// A cache type as it is typed.
+fn name(ty: CacheType) -> String {
+    ty.to_possible_value()
+        .expect("no type is hidden")
+        .get_name()
+        .to_owned()
+}
+
+fn cases(args: &BenchArgs) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for &depth in &args.depth {
+        let prompts = args.prompt.iter().map(|&n| Work::Prompt(n));
+        let generations = args.predict.iter().map(|&n| Work::Generate(n));
+        let works = prompts.chain(generations).map(|work| Case { work, depth });
+        cases.extend(works.filter(|case| case.tokens() > 0));
+    }
+    cases
+}
+
+fn measure(
+    session: &mut Session<'_>,
+    model: &Model,
+    case: Case,
+    repetitions: usize,
+) -> Result<Measured> {
+    let n_vocab = model.config().n_vocab;
+    // Any ids will do for a dense model; these touch rows all over the embedding.
+    let ids: Vec<u32> = (0..case.cells())
+        .map(|i| ((i * 7919 + 13) % n_vocab) as u32)
+        .collect();
+    let (before, work) = ids.split_at(case.depth);
+    session.truncate(0);
+    if !before.is_empty() {
+        session.prefill(before, Wanted::None)?;
+    }
+    for &id in &work[..WARM_UP_STEPS] {
+        session.decode(id)?;
+    }
+    let mut tok_s = Vec::with_capacity(repetitions);
+    for _ in 0..repetitions {
+        if interrupt::asked() {
+            return Err(Interrupted.into());
+        }
+        session.truncate(case.depth);
+        let begun = Instant::now();
+        match case.work {
+            Work::Prompt(n) => session.prefill(&work[..n], Wanted::Last)?,
+            Work::Generate(n) => work[..n].iter().try_for_each(|&id| session.decode(id))?,
+        }
+        tok_s.push(case.tokens() as f64 / begun.elapsed().as_secs_f64());
+    }
+    Ok(Measured::new(case, tok_s))
+}
+
+impl Measured {
+    fn new(case: Case, tok_s: Vec<f64>) -> Self {
+        let mut sorted = tok_s.clone();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let (min, max) = (sorted[0], sorted[sorted.len() - 1]);
+        let middle = sorted.len() / 2;
+        let median = if sorted.len() % 2 == 1 {
+            sorted[middle]
+        } else {
+            (sorted[middle - 1] + sorted[middle]) / 2.0
+        };
+        Self {
+            case: case.name(),
+            tokens: case.tokens(),
+            depth: case.depth,
+            tok_s,
+            median_tok_s: median,
+            min_tok_s: min,
+            max_tok_s: max,
+            spread: (max - min) / median,
+        }
+    }
+}
+
+fn text(report: &Report) -> String {
+    let mut text = format!(
+        "{}, {} of weights, {}, {} threads, ubatch {}, cache {}/{}\n\n",
+        report.model,
+        human_bytes(report.weight_bytes),
+        report.isa,
+        report.threads,
+        report.ubatch,
+        report.cache_type_k,
+        report.cache_type_v,
+    );
+    let mut rows = vec![
+        ["CASE", "TOK/S (MEDIAN)", "MIN", "MAX", "SPREAD", "N"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
+    rows.extend(report.cases.iter().map(|m| {
+        vec![
+            m.case.clone(),
+            format!("{:.2}", m.median_tok_s),
+            format!("{:.2}", m.min_tok_s),
+            format!("{:.2}", m.max_tok_s),
+            format!("{:.1} %", m.spread * 100.0),
+            m.tok_s.len().to_string(),
+        ]
+    }));
+    text += &table(&rows, &[1, 2, 3, 4, 5]);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_have_the_names_that_others_use() {
+        let case = |work, depth| Case { work, depth }.name();
+        assert_eq!(case(Work::Prompt(512), 0), "pp512");
+        assert_eq!(case(Work::Generate(128), 4096), "tg128 @ d4096");
+    }
+
+    #[test]
+    fn the_median_is_the_middle() {
+        let case = Case {
+            work: Work::Prompt(1),
+            depth: 0,
+        };
+        let odd = Measured::new(case, vec![3.0, 1.0, 2.0]);
+        assert_eq!(
+            (odd.median_tok_s, odd.min_tok_s, odd.max_tok_s, odd.spread),
+            (2.0, 1.0, 3.0, 1.0)
+        );
+        assert_eq!(
+            Measured::new(case, vec![4.0, 1.0, 2.0, 3.0]).median_tok_s,
+            2.5
+        );
+        assert_eq!(Measured::new(case, vec![5.0]).spread, 0.0);
+    }
+}

@@ -1,0 +1,190 @@
+//! `eval kld`: how far a run lies from a reference.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use clap::Args;
+use engine::eval::{Divergence, EvalError, KlSummary, MARGIN_MIN, Position, Top1, read_positions};
+use serde::Serialize;
+
+use super::logits::each_position;
+use crate::cli::Common;
+use crate::failure::Advised;
+use crate::flags::{ContextFlags, MachineFlags};
+use crate::output::{print, print_json, table};
+use crate::settings;
+
+/// Prints the KL divergence from stored logits, and how often the first choice agrees
+///
+/// Both sides are lists of the highest logits: the divergence is that over the reference's listed tokens which the other
+/// lists too, all other tokens counting as one. The first choice is compared where the reference's lead exceeds 0.1.
+/// To compare two settings, store the logits of one ('eval logits'), and give the other's flags here.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  spillgate eval logits smollm2 --tokens ids.txt > f16.jsonl
+  spillgate eval kld smollm2 --reference f16.jsonl --cache-type-k q8_0
+  spillgate eval kld other.jsonl --reference f16.jsonl")]
+pub struct KldArgs {
+    /// The model to compare, or stored logits of one (FILE.jsonl)
+    model: String,
+    /// Stored logits, in the form of 'eval logits'
+    #[arg(long, value_name = "FILE")]
+    reference: PathBuf,
+    #[command(flatten)]
+    context: ContextFlags,
+    #[command(flatten)]
+    machine: MachineFlags,
+}
+
+#[derive(Serialize)]
+struct Report {
+    kl_nats: KlSummary,
+    top1: Top1,
+}
+
+pub fn run(args: &KldArgs, common: &Common) -> Result<()> {
+    let reference = read_positions(&args.reference)?;
+    let other = if Path::new(&args.model).extension() == Some(OsStr::new("jsonl")) {
+        read_positions(Path::new(&args.model))?
+    } else {
+        compute(args, &reference)?
+    };
+    if reference.len() != other.len() {
+        let why = format!("{} positions against {}", reference.len(), other.len());
+        return Err(EvalError::Mismatch {
+            line: reference.len().min(other.len()) + 1,
+            why,
+        }
+        .into());
+    }
+    let mut divergence = Divergence::default();
+    for (reference, other) in reference.iter().zip(&other) {
+        divergence.add(reference, other)?;
+    }
+    let Some(kl_nats) = divergence.kl() else {
+        return Err(Advised::new(
+            "the reference has no positions",
+            "make one with 'spillgate eval logits'",
+        )
+        .into());
+    };
+    let report = Report {
+        kl_nats,
+        top1: divergence.top1(),
+    };
+    if common.json {
+        print_json(&report)
+    } else {
+        print(&text(&report))
+    }
+}
+
+/// The model's answers to the reference's tokens, as many candidates each as the reference lists.
+fn compute(args: &KldArgs, reference: &[Position]) -> Result<Vec<Position>> {
+    let texts = texts(reference)?;
+    let loaded = settings::load(&args.model, &args.machine)?;
+    let n_vocab = loaded.model.config().n_vocab;
+    if let Some(&token) = texts.iter().flatten().find(|&&t| t as usize >= n_vocab) {
+        let what = format!("the reference has token {token}, the model has {n_vocab}");
+        return Err(
+            Advised::new(what, "a reference is for models with the same vocabulary").into(),
+        );
+    }
+    let mut positions = Vec::with_capacity(reference.len());
+    each_position(
+        &loaded,
+        &args.context,
+        &texts,
+        false,
+        &mut |text, pos, token, logits| {
+            let n_top = reference[positions.len()].top.len();
+            positions.push(Position::new(text, pos, token, logits, n_top)?);
+            Ok(())
+        },
+    )?;
+    Ok(positions)
+}
+
+/// The texts that a reference was made from. Its lines must be complete and in order.
+fn texts(reference: &[Position]) -> Result<Vec<Vec<u32>>> {
+    let mut texts: Vec<Vec<u32>> = Vec::new();
+    for (index, p) in reference.iter().enumerate() {
+        if p.pos == 0 {
+            texts.push(Vec::new());
+        }
+        let expected = (
+            texts.len().wrapping_sub(1),
+            texts.last().map_or(0, Vec::len),
+        );
+        if (p.text, p.pos) != expected {
+            let why = format!(
+                "text {}, position {}, expected text {}, position {}",
+                p.text, p.pos, expected.0, expected.1
+            );
+            return Err(EvalError::Mismatch {
+                line: index + 1,
+                why,
+            }
+            .into());
+        }
+        texts[p.text].push(p.token);
+    }
+    Ok(texts)
+}
+
+fn text(report: &Report) -> String {
+    let kl = &report.kl_nats;
+    let row = |label: &str, value: String| vec![label.to_owned(), value];
+    let number = |x: f64| format!("{x:.3e}");
+    let mut text = format!("KL divergence in nats, {} positions\n", kl.positions);
+    text += &table(
+        &[
+            row("mean", number(kl.mean)),
+            row("median", number(kl.median)),
+            row("p90", number(kl.p90)),
+            row("p99", number(kl.p99)),
+            row("max", number(kl.max)),
+        ],
+        &[1],
+    );
+    let top1 = &report.top1;
+    text += &format!(
+        "first choice agrees {} of {} times ({:.2} %) where the lead exceeds {MARGIN_MIN}\n",
+        top1.agreed,
+        top1.clear,
+        top1.share * 100.0
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: usize, pos: usize) -> Position {
+        Position {
+            text,
+            pos,
+            token: (10 * text + pos) as u32,
+            logsumexp: 0.0,
+            top: vec![(0, 0.0)],
+        }
+    }
+
+    #[test]
+    fn texts_are_taken_from_complete_references_only() {
+        let good = [at(0, 0), at(0, 1), at(1, 0)];
+        assert_eq!(texts(&good).unwrap(), [vec![0, 1], vec![10]]);
+        for bad in [
+            &[at(0, 1)][..],
+            &[at(1, 0)],
+            &[at(0, 0), at(0, 2)],
+            &[at(0, 0), at(1, 1)],
+            &[at(0, 0), at(0, 0)],
+        ] {
+            assert!(texts(bad).is_err(), "{bad:?}");
+        }
+    }
+}

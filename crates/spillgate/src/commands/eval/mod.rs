@@ -1,0 +1,32 @@
+//! `eval`: how good a model's output is.
+
+mod kld;
+mod logits;
+mod ppl;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+use crate::cli::Common;
+
+/// Evaluates a model: logits, perplexity, distance from a reference
+#[derive(Debug, Args)]
+pub struct EvalArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Logits(logits::LogitsArgs),
+    Ppl(ppl::PplArgs),
+    Kld(kld::KldArgs),
+}
+
+pub fn run(args: &EvalArgs, common: &Common) -> Result<()> {
+    match &args.what {
+        What::Logits(args) => logits::run(args, common),
+        What::Ppl(args) => ppl::run(args, common),
+        What::Kld(args) => kld::run(args, common),
+    }
+}

@@ -1,0 +1,106 @@
+//! `eval ppl`: perplexity of a text.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use engine::eval::{Likelihood, windows};
+use engine::tokenizer::{Affix, EncodeOptions};
+use serde::Serialize;
+
+use super::logits::each_position;
+use crate::cli::Common;
+use crate::flags::{ContextFlags, MachineFlags};
+use crate::output::{print_json, println};
+use crate::settings;
+
+/// Prints the perplexity of a text file
+///
+/// The text is cut into windows; the second half of each is scored, the first half gives context.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  spillgate eval ppl smollm2 -f README.md")]
+pub struct PplArgs {
+    /// Path of a GGUF file, a known name, or hf:OWNER/REPO/FILE.gguf
+    model: String,
+    /// The text
+    #[arg(short, long, value_name = "FILE")]
+    file: PathBuf,
+    /// Tokens of a window
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    window: usize,
+    #[command(flatten)]
+    context: ContextFlags,
+    #[command(flatten)]
+    machine: MachineFlags,
+}
+
+#[derive(Serialize)]
+struct Ppl {
+    perplexity: f64,
+    standard_error: f64,
+    mean_nll: f64,
+    tokens: usize,
+    windows: usize,
+}
+
+pub fn run(args: &PplArgs, common: &Common) -> Result<()> {
+    let text = std::fs::read(&args.file)
+        .with_context(|| format!("cannot read {}", args.file.display()))?;
+    let loaded = settings::load(&args.model, &args.machine)?;
+    let tokenizer = &loaded.tokenizer;
+    let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
+    let ids = tokenizer.encode(
+        text,
+        EncodeOptions {
+            bos: Affix::Never,
+            eos: Affix::Never,
+            ..EncodeOptions::default()
+        },
+    )?;
+    // A model that expects BOS gets it at the start of every window, in a place of its own.
+    let cells = args.window.saturating_sub(usize::from(bos.is_some()));
+    let windows = windows(ids.len(), cells)?;
+    let shift = usize::from(bos.is_some());
+    let texts: Vec<Vec<u32>> = windows
+        .iter()
+        .map(|(range, _)| {
+            bos.into_iter()
+                .chain(ids[range.clone()].iter().copied())
+                .collect()
+        })
+        .collect();
+
+    let mut score = Likelihood::default();
+    each_position(
+        &loaded,
+        &args.context,
+        &texts,
+        false,
+        &mut |window, pos, _, logits| {
+            let scored_from = windows[window].1 + shift;
+            if let Some(&next) = texts[window].get(pos + 1)
+                && pos + 1 >= scored_from
+            {
+                score.add(logits, next);
+            }
+            Ok(())
+        },
+    )?;
+    let (perplexity, standard_error) = score.perplexity();
+    let ppl = Ppl {
+        perplexity,
+        standard_error,
+        mean_nll: score.mean_nll(),
+        tokens: score.tokens(),
+        windows: windows.len(),
+    };
+    if common.json {
+        return print_json(&ppl);
+    }
+    println(&format!(
+        "perplexity {perplexity:.4} +- {standard_error:.4} over {} tokens in {} windows",
+        ppl.tokens, ppl.windows
+    ))
+}

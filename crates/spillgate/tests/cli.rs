@@ -1,0 +1,397 @@
+//! What every command promises: data on stdout, the rest on stderr, exit codes, JSON.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use common::{smollm2, spillgate, spillgate_with_stdin, stderr};
+use serde_json::Value;
+
+/// What a successful run wrote to stdout.
+fn stdout(output: &Output) -> String {
+    assert!(
+        output.status.success(),
+        "{}: {}",
+        output.status,
+        stderr(output)
+    );
+    String::from_utf8(output.stdout.clone()).expect("stdout is UTF-8")
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("the cache folder's name is UTF-8")
+}
+
+#[test]
+fn an_error_says_what_to_do_and_is_no_success() {
+    let output = spillgate(&["run", "no-such-model", "hello"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty());
+    let text = stderr(&output);
+    assert!(
+        text.starts_with("error: ") && text.contains("smollm2") && text.contains("\nhint: "),
+        "{text}"
+    );
+    assert!(
+        !text.contains('\x1b'),
+        "no colour where there is no terminal: {text}"
+    );
+    assert_eq!(spillgate(&["run", "--no-such-flag"]).status.code(), Some(2));
+    assert_eq!(
+        spillgate(&["chat", "smollm2", "--json"]).status.code(),
+        Some(1)
+    );
+}
+
+#[test]
+fn help_has_examples_for_every_command() {
+    for command in ["pull", "run", "chat", "info", "bench", "tokenize"] {
+        let text = stdout(&spillgate(&[command, "--help"]));
+        assert!(
+            text.contains("Example") && text.contains(&format!("spillgate {command} ")),
+            "{text}"
+        );
+    }
+    for command in ["logits", "ppl", "kld"] {
+        let text = stdout(&spillgate(&["eval", command, "--help"]));
+        assert!(
+            text.contains(&format!("spillgate eval {command} ")),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn the_list_of_models_is_there_for_people_and_programs() {
+    assert!(stdout(&spillgate(&["pull"])).contains("smollm2"));
+    let list = json(&stdout(&spillgate(&["pull", "--json"])));
+    assert!(
+        list[0]["bytes"].as_u64().unwrap() > 0 && list[0]["licence"].is_string(),
+        "{list}"
+    );
+}
+
+#[test]
+fn tokens_come_from_the_argument_and_from_stdin_byte_for_byte() {
+    let Some(model) = smollm2("tokens_come_from_the_argument_and_from_stdin_byte_for_byte") else {
+        return;
+    };
+    let model = path(&model);
+    assert_eq!(
+        stdout(&spillgate(&["tokenize", model, "Hello world"])),
+        "19556 905\n"
+    );
+    let output = spillgate_with_stdin(&["tokenize", model, "--json"], b"Hello world");
+    assert_eq!(stdout(&output), "{\"ids\":[19556,905]}\n");
+    // A line end and bytes that are no text are tokens too.
+    let output = spillgate_with_stdin(&["tokenize", model], b"Hello world\n\xff");
+    assert!(stdout(&output).starts_with("19556 905 "), "{output:?}");
+    let special = "<|im_start|>";
+    assert_eq!(stdout(&spillgate(&["tokenize", model, special])), "1\n");
+    let parts = stdout(&spillgate(&[
+        "tokenize",
+        model,
+        special,
+        "--special",
+        "off",
+    ]));
+    assert!(parts.split_whitespace().count() > 1, "{parts}");
+    assert_eq!(
+        stdout(&spillgate(&["tokenize", model, "Hello", "--bos", "on"])),
+        "1 19556\n"
+    );
+}
+
+#[test]
+fn info_describes_the_file() {
+    let Some(model) = smollm2("info_describes_the_file") else {
+        return;
+    };
+    let info = json(&stdout(&spillgate(&[
+        "info",
+        path(&model),
+        "--json",
+        "--tensors",
+        "--metadata",
+    ])));
+    assert_eq!(info["architecture"], "llama");
+    assert_eq!(info["file_bytes"], 98_362_432);
+    assert_eq!(info["shape"]["layers"], 30);
+    assert_eq!(info["tokenizer"]["tokens"], 49152);
+    assert_eq!(info["unsupported"], Value::Array(Vec::new()));
+    assert_eq!(info["tensors"].as_array().unwrap().len(), 272);
+    assert_eq!(info["metadata"]["general.architecture"], "llama");
+}
+
+#[test]
+fn a_reader_that_has_enough_is_no_error() {
+    let Some(model) = smollm2("a_reader_that_has_enough_is_no_error") else {
+        return;
+    };
+    // Megabytes of vocabulary, into a pipe that nobody reads.
+    let mut child = Command::new(env!("CARGO_BIN_EXE_spillgate"))
+        .args(["info", path(&model), "--json", "--metadata"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(
+        output.status.success() && output.stderr.is_empty(),
+        "{output:?}"
+    );
+}
+
+#[test]
+fn an_answer_streams_to_stdout_and_its_figures_to_stderr() {
+    let Some(model) = smollm2("an_answer_streams_to_stdout_and_its_figures_to_stderr") else {
+        return;
+    };
+    let args = [
+        "run",
+        path(&model),
+        "--raw",
+        "The capital of France is",
+        "-n",
+        "8",
+        "--temp",
+        "0",
+    ];
+    let output = spillgate(&args);
+    let text = stdout(&output);
+    let figures = stderr(&output);
+    for part in [
+        "prompt 5 tok",
+        "decode 8 tok",
+        "tok/s",
+        "first token",
+        "peak memory",
+    ] {
+        assert!(figures.contains(part), "{part} is missing: {figures}");
+    }
+    let answer = json(&stdout(&spillgate(&[&args[..], &["--json"]].concat())));
+    assert_eq!(
+        format!("{}\n", answer["text"].as_str().unwrap()),
+        text,
+        "greedy text is always the same"
+    );
+    assert_eq!(
+        (answer["finish"].as_str(), answer["prompt_tokens"].as_u64()),
+        (Some("length"), Some(5))
+    );
+    assert_eq!(answer["tokens"].as_array().unwrap().len(), 8);
+    // The model, its cells and some working space.
+    let peak = answer["peak_bytes"].as_u64();
+    assert!(
+        !cfg!(target_os = "linux") || (50 << 20..400 << 20).contains(&peak.unwrap()),
+        "{peak:?}"
+    );
+    // The prompt may come from a pipe just as well.
+    let piped = spillgate_with_stdin(
+        &["run", path(&model), "--raw", "-n", "8", "--temp", "0"],
+        b"The capital of France is",
+    );
+    assert_eq!(stdout(&piped), text);
+}
+
+#[test]
+fn a_seed_decides_the_text() {
+    let Some(model) = smollm2("a_seed_decides_the_text") else {
+        return;
+    };
+    let with_seed = |seed: &str| {
+        let args = [
+            "run",
+            path(&model),
+            "--raw",
+            "Once upon a time",
+            "-n",
+            "24",
+            "--temp",
+            "1.5",
+            "--seed",
+            seed,
+        ];
+        stdout(&spillgate(&args))
+    };
+    assert_eq!(with_seed("7"), with_seed("7"));
+    assert_ne!(with_seed("7"), with_seed("8"));
+}
+
+#[test]
+fn a_stop_string_ends_an_answer_and_is_not_shown() {
+    let Some(model) = smollm2("a_stop_string_ends_an_answer_and_is_not_shown") else {
+        return;
+    };
+    let args = [
+        "run",
+        path(&model),
+        "--raw",
+        "1, 2, 3, 4,",
+        "-n",
+        "40",
+        "--temp",
+        "0",
+        "--json",
+    ];
+    let free = json(&stdout(&spillgate(&args)));
+    let free = free["text"].as_str().unwrap();
+    let stop: String = free.chars().skip(3).take(2).collect();
+    let stopped = json(&stdout(&spillgate(
+        &[&args[..], &["--stop", &stop]].concat(),
+    )));
+    assert_eq!(stopped["finish"], "stop_string");
+    assert_eq!(stopped["text"].as_str(), free.split(&stop).next());
+}
+
+#[test]
+fn logits_are_the_same_bits_however_they_are_computed() {
+    let Some(model) = smollm2("logits_are_the_same_bits_however_they_are_computed") else {
+        return;
+    };
+    let dir = tempfile::TempDir::new().unwrap();
+    let ids = dir.path().join("ids.txt");
+    std::fs::write(&ids, "504 2365 6354 12 284 198 30\n28 29\n").unwrap();
+    let hash = |flags: &[&str]| {
+        let args = [
+            "eval",
+            "logits",
+            path(&model),
+            "--tokens",
+            path(&ids),
+            "--hash",
+        ];
+        stdout(&spillgate(&[&args[..], flags].concat()))
+    };
+    let expected = hash(&[]);
+    assert!(
+        expected.trim_end().len() == 64 && expected.ends_with('\n'),
+        "{expected}"
+    );
+    for flags in [
+        &["--by-token"][..],
+        &["--isa", "scalar", "-t", "1"],
+        &["--ubatch", "3"],
+        &["--mmap", "off"],
+    ] {
+        assert_eq!(hash(flags), expected, "{flags:?}");
+    }
+    assert_ne!(
+        hash(&["--cache-type-k", "q4_0"]),
+        expected,
+        "the flag has an effect"
+    );
+}
+
+#[test]
+fn a_run_is_no_distance_from_itself_and_some_from_another_setting() {
+    let Some(model) = smollm2("a_run_is_no_distance_from_itself_and_some_from_another_setting")
+    else {
+        return;
+    };
+    let dir = tempfile::TempDir::new().unwrap();
+    let (ids, stored) = (dir.path().join("ids.txt"), dir.path().join("logits.jsonl"));
+    std::fs::write(&ids, "504 2365 6354 12 284 198 30\n28 29\n").unwrap();
+    let lines = stdout(&spillgate(&[
+        "eval",
+        "logits",
+        path(&model),
+        "--tokens",
+        path(&ids),
+        "--top",
+        "10",
+    ]));
+    assert_eq!(lines.lines().count(), 9);
+    std::fs::write(&stored, lines).unwrap();
+    let kld = |other: &str, flags: &[&str]| {
+        let args = ["eval", "kld", other, "--reference", path(&stored), "--json"];
+        json(&stdout(&spillgate(&[&args[..], flags].concat())))
+    };
+    for same in [kld(path(&model), &[]), kld(path(&stored), &[])] {
+        assert!(
+            same["kl_nats"]["max"].as_f64().unwrap().abs() < 1e-6,
+            "{same}"
+        );
+        assert_eq!(
+            (
+                same["kl_nats"]["positions"].as_u64(),
+                same["top1"]["share"].as_f64()
+            ),
+            (Some(9), Some(1.0))
+        );
+    }
+    let other = kld(
+        path(&model),
+        &["--cache-type-k", "q4_0", "--cache-type-v", "q4_0"],
+    );
+    assert!(other["kl_nats"]["mean"].as_f64().unwrap() > 1e-5, "{other}");
+}
+
+#[test]
+fn a_text_that_repeats_itself_perplexes_less() {
+    let Some(model) = smollm2("a_text_that_repeats_itself_perplexes_less") else {
+        return;
+    };
+    let dir = tempfile::TempDir::new().unwrap();
+    let ppl = |text: &str| {
+        let file = dir.path().join("text.txt");
+        std::fs::write(&file, text).unwrap();
+        let args = [
+            "eval",
+            "ppl",
+            path(&model),
+            "-f",
+            path(&file),
+            "--window",
+            "64",
+            "--json",
+        ];
+        json(&stdout(&spillgate(&args)))["perplexity"]
+            .as_f64()
+            .unwrap()
+    };
+    let dull = ppl(&"The same words again. ".repeat(30));
+    let noise = ppl(&(0..60)
+        .map(|i| format!("{} ", i * i * 7919 % 1009))
+        .collect::<String>());
+    assert!(1.0 < dull && dull < 3.0 && dull < noise, "{dull} {noise}");
+}
+
+#[test]
+fn bench_measures_the_cases_it_is_asked_for() {
+    let Some(model) = smollm2("bench_measures_the_cases_it_is_asked_for") else {
+        return;
+    };
+    let args = [
+        "bench",
+        path(&model),
+        "-p",
+        "16",
+        "-n",
+        "4",
+        "-d",
+        "0,32",
+        "-r",
+        "2",
+        "--json",
+    ];
+    let report = json(&stdout(&spillgate(&args)));
+    let cases = report["cases"].as_array().unwrap();
+    let names: Vec<&str> = cases.iter().map(|c| c["case"].as_str().unwrap()).collect();
+    assert_eq!(names, ["pp16", "tg4", "pp16 @ d32", "tg4 @ d32"]);
+    for case in cases {
+        let of = |key: &str| case[key].as_f64().unwrap();
+        assert_eq!(case["tok_s"].as_array().unwrap().len(), 2);
+        assert!(
+            0.0 < of("min_tok_s") && of("min_tok_s") <= of("median_tok_s"),
+            "{case}"
+        );
+        assert!(of("median_tok_s") <= of("max_tok_s"), "{case}");
+    }
+}

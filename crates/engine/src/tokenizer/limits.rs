@@ -12,8 +12,9 @@ pub const TOKEN_BYTES_MAX: usize = 4096;
 /// Bytes of all tokens together: offsets are 32 bits wide, and real vocabularies have 3 MB.
 pub const VOCAB_BYTES_MAX: usize = 256 << 20;
 
-/// Bytes of one text. Positions are 32 bits wide; the working memory is about 45 times the longest unsplittable run.
-pub const TEXT_BYTES_MAX: usize = 256 << 20;
+/// Bytes of one text. A million tokens are 5 MB; the working memory is about 10 times the text, and 45 times where it is
+/// one run that nothing splits.
+pub const TEXT_BYTES_MAX: usize = 32 << 20;
 
 /// Bytes of a `precompiled_charsmap`. Real ones have 240 kB.
 pub const CHARSMAP_BYTES_MAX: usize = 16 << 20;

@@ -5,12 +5,12 @@
 //!
 //! | file says (`tokenizer.ggml.model`) | text is cut by | tokens are found by |
 //! |---|---|---|
-//! | `gpt2` | a pre-tokenizer's patterns ([`splitter`], [`patterns`]) | a list of merges ([`merge`]) |
-//! | `llama` | places that no token spans | scores ([`merge`]) |
-//! | `t5` | nothing | the best sum of scores ([`unigram`]) |
+//! | `gpt2` | a pre-tokenizer's patterns (`splitter`, `patterns`) | a list of merges (`merge`) |
+//! | `llama` | places that no token spans | scores (`merge`) |
+//! | `t5` | nothing | the best sum of scores (`unigram`) |
 //! | `gemma4` | lines | a list of merges |
 //!
-//! Special tokens are cut out first ([`special`]).
+//! Special tokens are cut out first (`special`).
 //!
 //! **Bytes that are no UTF-8** are encoded one by one: byte-level vocabularies have a token for each, SentencePiece ones
 //! have byte tokens; only where neither exists do they become the unknown token. Pre-tokenizers see each of them as U+FFFD.

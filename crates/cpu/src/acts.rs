@@ -81,18 +81,30 @@ impl Acts {
         if self.block == BLOCK32 { 32 } else { 64 }
     }
 
+    /// Where token `t`'s codes begin in `q`; value `k` (a multiple of the unit) lies `k * height` further.
+    #[inline(always)]
+    pub(crate) fn q_base(&self, t: usize) -> usize {
+        let (tile, row) = (t / self.height, t % self.height);
+        tile * self.height * self.k + row * self.unit()
+    }
+
     /// Where value `k` (a multiple of the unit) of token `t` lies in `q`.
     #[inline(always)]
     pub(crate) fn q_at(&self, t: usize, k: usize) -> usize {
+        self.q_base(t) + k * self.height
+    }
+
+    /// Where token `t`'s scales begin in `d`; block `b`'s lies `b * height` further.
+    #[inline(always)]
+    pub(crate) fn d_base(&self, t: usize) -> usize {
         let (tile, row) = (t / self.height, t % self.height);
-        tile * self.height * self.k + k * self.height + row * self.unit()
+        tile * self.blocks() * self.height + row
     }
 
     /// Where block `b` of token `t` lies in `d`, `ds` and `sum32` (and, times 16, in `sum16`).
     #[inline(always)]
     pub(crate) fn d_at(&self, t: usize, b: usize) -> usize {
-        let (tile, row) = (t / self.height, t % self.height);
-        (tile * self.blocks() + b) * self.height + row
+        self.d_base(t) + b * self.height
     }
 
     /// Quantises `x`, `[tokens, k]`, in blocks of `block` (32 or 256), over the pool.

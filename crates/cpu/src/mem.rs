@@ -1,5 +1,7 @@
-//! Memory that kernels like: aligned to cache lines, and shared between workers that write disjoint parts.
+//! Memory that kernels like: aligned to cache lines, in huge pages where it is large, and shared between workers that
+//! write disjoint parts.
 
+use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -7,6 +9,13 @@ use std::ptr::NonNull;
 
 /// Bytes a cache line, and the alignment of every buffer.
 pub const ALIGN: usize = 64;
+
+/// Bytes a huge page.
+const HUGE: usize = 2 << 20;
+
+/// Buffers from this size on ask for huge pages. Streaming weights through 4 KiB pages reaches less than half the memory
+/// bandwidth on virtual machines, where a missed translation walks two page tables (`docs/measurements.md`).
+const HUGE_MIN: usize = HUGE / 2;
 
 /// Types for which any bit pattern, and so zeroed memory, is a value.
 ///
@@ -31,6 +40,8 @@ unsafe impl Plain for f32 {}
 pub struct Buffer<T: Plain> {
     ptr: NonNull<T>,
     len: usize,
+    /// What owns the memory if it was mapped; else the allocator does.
+    map: Option<MmapMut>,
 }
 
 // SAFETY: the buffer owns its memory, and T is plain data.
@@ -60,14 +71,31 @@ impl<T: Plain> Buffer<T> {
             bytes: len.saturating_mul(size_of::<T>()),
         };
         let layout = Self::layout(len).ok_or(refused.clone())?;
+        if layout.size() >= HUGE_MIN {
+            let mut map = huge(layout.size()).ok_or(refused.clone())?;
+            let offset = map.as_ptr().align_offset(HUGE);
+            let ptr = NonNull::new(map[offset..].as_mut_ptr().cast()).ok_or(refused)?;
+            return Ok(Self {
+                ptr,
+                len,
+                map: Some(map),
+            });
+        }
         // SAFETY: the layout's size is not zero.
         let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }.cast::<T>()).ok_or(refused)?;
-        Ok(Self { ptr, len })
+        Ok(Self {
+            ptr,
+            len,
+            map: None,
+        })
     }
 }
 
 impl<T: Plain> Drop for Buffer<T> {
     fn drop(&mut self) {
+        if self.map.is_some() {
+            return;
+        }
         let layout = Self::layout(self.len).expect("the layout it was made with");
         // SAFETY: allocated in `new` with this layout.
         unsafe { dealloc(self.ptr.as_ptr().cast(), layout) }
@@ -87,6 +115,24 @@ impl<T: Plain> DerefMut for Buffer<T> {
         // SAFETY: `len` initialised values are owned, and `self` is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
     }
+}
+
+/// Zeroed memory of `bytes` bytes from a huge page's boundary on, in huge pages where the system has them. A last page that
+/// would be filled by less than half stays small.
+fn huge(bytes: usize) -> Option<MmapMut> {
+    let map = MmapMut::map_anon(bytes.checked_add(HUGE)?).ok()?;
+    let whole = (bytes + HUGE / 2) / HUGE * HUGE;
+    #[cfg(target_os = "linux")]
+    if whole > 0 {
+        let offset = map.as_ptr().align_offset(HUGE);
+        // Only speed hangs on it: a system without huge pages refuses, and small ones serve.
+        let _ = map.advise_range(
+            memmap2::Advice::HugePage,
+            offset,
+            whole.min(map.len() - offset),
+        );
+    }
+    Some(map)
 }
 
 /// A slice that several workers write at once, each its own part.

@@ -16,8 +16,16 @@ simd_kernel! {
 fn rms_norm_with<V: F32x16>(x: &[f32], w: Option<&[f32]>, eps: f32, out: &mut [f32]) {
     let scale = inverse_rms::<V>(x, eps);
     match w {
-        Some(w) => zip2::<V>(x, w, out, |x, w| x.mul(scale).mul(w)),
-        None => zip1::<V>(x, out, |x| x.mul(scale)),
+        Some(w) => {
+            for ((x, w), out) in x.chunks(16).zip(w.chunks(16)).zip(out.chunks_mut(16)) {
+                store(load::<V>(x).mul(scale).mul(load(w)), out);
+            }
+        }
+        None => {
+            for (x, out) in x.chunks(16).zip(out.chunks_mut(16)) {
+                store(load::<V>(x).mul(scale), out);
+            }
+        }
     }
 }
 
@@ -25,11 +33,7 @@ fn rms_norm_with<V: F32x16>(x: &[f32], w: Option<&[f32]>, eps: f32, out: &mut [f
 fn inverse_rms<V: F32x16>(x: &[f32], eps: f32) -> V {
     let mut sum = V::splat(0.0);
     for x in x.chunks(16) {
-        let x = if x.len() == 16 {
-            V::load(x)
-        } else {
-            V::load_part(x)
-        };
+        let x = load::<V>(x);
         sum = x.fma(x, sum);
     }
     V::splat(1.0 / (sum.sum() / x.len() as f32 + eps).sqrt())
@@ -44,7 +48,7 @@ fn rms_norm_heads_with<V: F32x16>(x: &mut [f32], w: &[f32], eps: f32) {
     for head in x.chunks_exact_mut(w.len()) {
         let scale = inverse_rms::<V>(head, eps);
         for (x, w) in head.chunks_mut(16).zip(w.chunks(16)) {
-            in_place::<V>(x, w, |x, w| x.mul(scale).mul(w));
+            store(load::<V>(x).mul(scale).mul(load(w)), x);
         }
     }
 }
@@ -56,7 +60,7 @@ simd_kernel! {
 #[inline(always)]
 fn add_with<V: F32x16>(x: &mut [f32], y: &[f32]) {
     for (x, y) in x.chunks_mut(16).zip(y.chunks(16)) {
-        in_place::<V>(x, y, |x, y| x.add(y));
+        store(load::<V>(x).add(load(y)), x);
     }
 }
 
@@ -87,10 +91,12 @@ simd_kernel! {
 #[inline(always)]
 fn gated_with<V: F32x16>(f: Gate, gate: &mut [f32], up: &[f32]) {
     for (gate, up) in gate.chunks_mut(16).zip(up.chunks(16)) {
-        match f {
-            Gate::Silu => in_place::<V>(gate, up, |g, u| math::silu(g).mul(u)),
-            Gate::Gelu => in_place::<V>(gate, up, |g, u| math::gelu(g).mul(u)),
-        }
+        let g = load::<V>(gate);
+        let g = match f {
+            Gate::Silu => math::silu(g),
+            Gate::Gelu => math::gelu(g),
+        };
+        store(g.mul(load(up)), gate);
     }
 }
 
@@ -102,10 +108,7 @@ simd_kernel! {
 fn soft_cap_with<V: F32x16>(x: &mut [f32], cap: f32) {
     let cap = V::splat(cap);
     for x in x.chunks_mut(16) {
-        let mut all = [0.0; 16];
-        all[..x.len()].copy_from_slice(x);
-        let y = math::tanh(V::load(&all).div(cap)).mul(cap).to_array();
-        x.copy_from_slice(&y[..x.len()]);
+        store(math::tanh(load::<V>(x).div(cap)).mul(cap), x);
     }
 }
 
@@ -148,35 +151,23 @@ fn turn(a: f32, b: f32, cos: f32, sin: f32) -> (f32, f32) {
     ((-b).mul_add(sin, a * cos), a.mul_add(sin, b * cos))
 }
 
+/// Sixteen values, or what is left of them and zeros.
 #[inline(always)]
-fn zip1<V: F32x16>(x: &[f32], out: &mut [f32], f: impl Fn(V) -> V) {
-    for (x, out) in x.chunks(16).zip(out.chunks_mut(16)) {
-        if x.len() == 16 {
-            f(V::load(x)).store(out);
-        } else {
-            out.copy_from_slice(&f(V::load_part(x)).to_array()[..x.len()]);
-        }
-    }
-}
-
-#[inline(always)]
-fn zip2<V: F32x16>(x: &[f32], y: &[f32], out: &mut [f32], f: impl Fn(V, V) -> V) {
-    for ((x, y), out) in x.chunks(16).zip(y.chunks(16)).zip(out.chunks_mut(16)) {
-        if x.len() == 16 {
-            f(V::load(x), V::load(y)).store(out);
-        } else {
-            out.copy_from_slice(&f(V::load_part(x), V::load_part(y)).to_array()[..x.len()]);
-        }
-    }
-}
-
-#[inline(always)]
-fn in_place<V: F32x16>(x: &mut [f32], y: &[f32], f: impl Fn(V, V) -> V) {
-    if x.len() == 16 && y.len() == 16 {
-        f(V::load(x), V::load(y)).store(x);
+fn load<V: F32x16>(x: &[f32]) -> V {
+    if x.len() == 16 {
+        V::load(x)
     } else {
-        let z = f(V::load_part(x), V::load_part(&y[..x.len()])).to_array();
-        x.copy_from_slice(&z[..x.len()]);
+        V::load_part(x)
+    }
+}
+
+/// Stores as many lanes as there are places.
+#[inline(always)]
+fn store<V: F32x16>(v: V, out: &mut [f32]) {
+    if out.len() == 16 {
+        v.store(out)
+    } else {
+        out.copy_from_slice(&v.to_array()[..out.len()])
     }
 }
 

@@ -4,6 +4,19 @@
 //! compiled for each instruction set by [`simd_kernel!`]. Rust never contracts or reorders floating-point operations,
 //! so equality needs no further care.
 
+/// An array of `$n` values, each made by an expression of its index. `std::array::from_fn` will not do in kernels: its
+/// closure is compiled without the kernel's instruction set.
+macro_rules! array {
+    ([$init:expr; $n:expr], |$i:ident| $e:expr) => {{
+        let mut array = [$init; $n];
+        for ($i, slot) in array.iter_mut().enumerate() {
+            *slot = $e;
+        }
+        array
+    }};
+}
+pub(crate) use array;
+
 /// Sixteen `f32` lanes.
 ///
 /// Implementations for an instruction set must be used only inside functions compiled for it; [`simd_kernel!`] sees to
@@ -216,9 +229,12 @@ mod x86 {
             // SAFETY: 32 bytes are there; only inside functions compiled for AVX2.
             unsafe {
                 let p = x.as_ptr().cast::<__m128i>();
-                let wide =
-                    |v| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(v)));
-                Self(wide(_mm_loadu_si128(p)), wide(_mm_loadu_si128(p.add(1))))
+                let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p));
+                let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(1)));
+                Self(
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+                )
             }
         }
         #[inline(always)]
@@ -277,14 +293,17 @@ mod x86 {
         }
         #[inline(always)]
         fn select_lt(self, o: Self, yes: Self, no: Self) -> Self {
-            let pick = |a, b, y, n| {
-                // SAFETY: only inside functions compiled for AVX2.
-                unsafe { _mm256_blendv_ps(n, y, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
-            };
-            Self(
-                pick(self.0, o.0, yes.0, no.0),
-                pick(self.1, o.1, yes.1, no.1),
-            )
+            // SAFETY: only inside functions compiled for AVX2.
+            unsafe {
+                let (low, high) = (
+                    _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, o.0),
+                    _mm256_cmp_ps::<_CMP_LT_OQ>(self.1, o.1),
+                );
+                Self(
+                    _mm256_blendv_ps(no.0, yes.0, low),
+                    _mm256_blendv_ps(no.1, yes.1, high),
+                )
+            }
         }
         #[inline(always)]
         fn round(self) -> Self {
@@ -298,14 +317,16 @@ mod x86 {
         }
         #[inline(always)]
         fn exp2_int(self) -> Self {
-            let one = |x| {
-                // SAFETY: only inside functions compiled for AVX2. Lanes are integers, so truncation is exact.
-                unsafe {
-                    let biased = _mm256_add_epi32(_mm256_cvttps_epi32(x), _mm256_set1_epi32(127));
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
-                }
-            };
-            Self(one(self.0), one(self.1))
+            // SAFETY: only inside functions compiled for AVX2. Lanes are integers, so truncation is exact.
+            unsafe {
+                let bias = _mm256_set1_epi32(127);
+                let low = _mm256_add_epi32(_mm256_cvttps_epi32(self.0), bias);
+                let high = _mm256_add_epi32(_mm256_cvttps_epi32(self.1), bias);
+                Self(
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(low)),
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(high)),
+                )
+            }
         }
         #[inline(always)]
         fn abs(self) -> Self {

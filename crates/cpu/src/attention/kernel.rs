@@ -1,11 +1,10 @@
 //! The arithmetic of one work item: some rows (tokens times the query heads of one KV head) over one group of blocks.
 
 use super::layout::PANEL;
-use super::{CELLS, GROUP, KvShape, KvType, Params};
+use super::{Blocks, CELLS, GROUP, KvShape, KvType, Params};
 use crate::isa::Isa;
 use crate::math::{exp, tanh};
-use crate::mem::Buffer;
-use crate::simd::{F32x16, simd_kernel};
+use crate::simd::{F32x16, array, simd_kernel};
 use quant::act::{BLOCK32, quantise_block};
 use std::ops::Range;
 
@@ -128,14 +127,15 @@ impl Scratch {
 pub(super) fn attend_group(
     rows: &Rows<'_>,
     q: &[f32],
-    blocks: &[Buffer<u8>],
+    blocks: Blocks<'_>,
     group: usize,
     scratch: &mut Scratch,
 ) {
     let shape = &rows.shape;
     load_queries(rows, q, scratch);
     scratch.group.clear();
-    for (b, block) in blocks.iter().enumerate().skip(group * GROUP).take(GROUP) {
+    for b in group * GROUP..blocks.count().min((group + 1) * GROUP) {
+        let block = blocks.get(b);
         let any = rows.visible(0, b).start..rows.visible(rows.count() - 1, b).end;
         if any.is_empty() {
             continue;
@@ -417,9 +417,9 @@ fn panel_scores<V: F32x16, L: Load, const N: usize, const W: usize>(
     s: &mut [f32],
 ) {
     let mut acc = [[V::splat(0.0); W]; N];
-    let q: [&[f32]; N] = std::array::from_fn(|r| &q[r * c..(r + 1) * c]);
+    let q = array!([&q[..0]; N], |r| &q[r * c..(r + 1) * c]);
     for i in 0..c {
-        let k: [V; W] = std::array::from_fn(|w| k.load(base + i * PANEL + 16 * w));
+        let k = array!([V::splat(0.0); W], |w| k.load(base + i * PANEL + 16 * w));
         for r in 0..N {
             let q = V::splat(q[r][i]);
             for w in 0..W {
@@ -514,7 +514,10 @@ fn weighted<V: F32x16, L: Load>(
     o: &mut [f32],
 ) {
     by_rows!(rows, |r, N| {
-        let cells: [Range<usize>; N] = std::array::from_fn(|i| cells(r + i));
+        let cells = array!([(0, 0); N], |i| {
+            let cells = cells(r + i);
+            (cells.start, cells.end)
+        });
         let (w, o) = (&w[r * CELLS..(r + N) * CELLS], &mut o[r * c..(r + N) * c]);
         let mut at = 0;
         while at < c {
@@ -535,25 +538,25 @@ fn columns<V: F32x16, L: Load, const N: usize, const W: usize>(
     c: usize,
     at: usize,
     w: &[f32],
-    cells: &[Range<usize>; N],
+    cells: &[(usize, usize); N],
     o: &mut [f32],
 ) {
-    let w: [&[f32]; N] = std::array::from_fn(|r| &w[r * CELLS..(r + 1) * CELLS]);
+    let w = array!([&w[..0]; N], |r| &w[r * CELLS..(r + 1) * CELLS]);
     for segment in 0..CELLS / SEGMENT {
         let (start, end) = (segment * SEGMENT, (segment + 1) * SEGMENT);
-        let cells: [Range<usize>; N] = std::array::from_fn(|r| {
-            cells[r].start.clamp(start, end)..cells[r].end.clamp(start, end)
+        let cells = array!([(0, 0); N], |r| {
+            (cells[r].0.clamp(start, end), cells[r].1.clamp(start, end))
         });
         // What all rows see, and before and after it what only some do.
-        let low = cells.iter().map(|c| c.start).max().unwrap_or(start);
-        let high = cells.iter().map(|c| c.end).min().unwrap_or(start).max(low);
+        let low = cells.iter().map(|c| c.0).max().unwrap_or(start);
+        let high = cells.iter().map(|c| c.1).min().unwrap_or(start).max(low);
         let mut acc = [[V::splat(0.0); W]; N];
         for r in 0..N {
-            let before = cells[r].start..cells[r].end.min(low);
+            let before = cells[r].0..cells[r].1.min(low);
             add_cells(v, c, at, w[r], before, &mut acc[r]);
         }
         for n in low..high {
-            let v: [V; W] = std::array::from_fn(|i| v.load(n * c + at + 16 * i));
+            let v = array!([V::splat(0.0); W], |i| v.load(n * c + at + 16 * i));
             for r in 0..N {
                 let w = V::splat(w[r][n]);
                 for i in 0..W {
@@ -562,7 +565,7 @@ fn columns<V: F32x16, L: Load, const N: usize, const W: usize>(
             }
         }
         for r in 0..N {
-            let after = cells[r].start.max(high)..cells[r].end;
+            let after = cells[r].0.max(high)..cells[r].1;
             add_cells(v, c, at, w[r], after, &mut acc[r]);
         }
         for (r, acc) in acc.iter().enumerate() {
@@ -613,8 +616,7 @@ fn merge_with<V: F32x16>(rows: usize, c: usize, a: &mut State, b: &State) {
             continue;
         }
         let m = if a.m[r] > b.m[r] { a.m[r] } else { b.m[r] };
-        let factor = |x: f32| exp(V::splat(x - m));
-        let (f_a, f_b) = (factor(a.m[r]), factor(b.m[r]));
+        let (f_a, f_b) = (exp(V::splat(a.m[r] - m)), exp(V::splat(b.m[r] - m)));
         let l = V::splat(b.l[r]).fma(f_b, V::splat(a.l[r]).mul(f_a));
         (a.m[r], a.l[r]) = (m, l.to_array()[0]);
         for (o_a, o_b) in o_a.chunks_exact_mut(16).zip(o_b.chunks_exact(16)) {

@@ -85,6 +85,35 @@ impl Partials {
     }
 }
 
+/// One layer's blocks: a slice of the same place in each of some slabs.
+#[derive(Debug, Clone, Copy)]
+pub struct Blocks<'a> {
+    slabs: &'a [Buffer<u8>],
+    start: usize,
+    bytes: usize,
+}
+
+impl<'a> Blocks<'a> {
+    /// Block `i` is bytes `start .. start + bytes` of slab `i`.
+    pub fn new(slabs: &'a [Buffer<u8>], start: usize, bytes: usize) -> Self {
+        Self {
+            slabs,
+            start,
+            bytes,
+        }
+    }
+
+    /// Number of blocks.
+    pub fn count(&self) -> usize {
+        self.slabs.len()
+    }
+
+    /// Block `i`: cells `256 i ..`.
+    pub fn get(&self, i: usize) -> &'a [u8] {
+        &self.slabs[i][self.start..self.start + self.bytes]
+    }
+}
+
 thread_local! {
     static SCRATCH: RefCell<kernel::Scratch> = RefCell::default();
 }
@@ -102,7 +131,7 @@ pub fn attend(
     params: &Params<'_>,
     position: usize,
     q: &[f32],
-    blocks: &[Buffer<u8>],
+    blocks: Blocks<'_>,
     partials: &mut Partials,
     out: &mut [f32],
 ) {
@@ -111,9 +140,9 @@ pub fn attend(
     assert_eq!(out.len(), tokens * params.heads * shape.c_v, "outputs");
     assert_eq!(params.heads % shape.heads, 0, "query heads a KV head");
     assert!(
-        blocks.len() * CELLS >= position + tokens,
+        blocks.count() * CELLS >= position + tokens,
         "{} blocks for cell {}",
-        blocks.len(),
+        blocks.count(),
         position + tokens
     );
     let gqa = params.heads / shape.heads;

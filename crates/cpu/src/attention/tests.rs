@@ -89,7 +89,11 @@ impl Case {
             let tokens = chunk.min(self.n - first);
             let q = &self.q[first * row..(first + tokens) * row];
             let out = &mut out[first * row_out..(first + tokens) * row_out];
-            let blocks = &self.blocks[..(first + tokens).div_ceil(CELLS)];
+            let blocks = Blocks::new(
+                &self.blocks[..(first + tokens).div_ceil(CELLS)],
+                0,
+                self.shape.block_bytes(),
+            );
             attend(
                 &pool,
                 isa,

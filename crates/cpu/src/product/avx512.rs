@@ -3,6 +3,7 @@
 use super::unpacked::{CHUNK32, CHUNK256, Chunk32, Super256, TileBlocks};
 use crate::acts::Acts;
 use crate::mem::Shared;
+use crate::simd::array;
 use quant::lanes::{Unpack32, Unpack256};
 use quant::product::has_min;
 use quant::tile::{ROWS, TileMatrix};
@@ -109,15 +110,17 @@ fn tokens32<U: Unpack32, const N: usize>(
     out: Out<'_>,
 ) {
     let mut acc = [_mm512_setzero_ps(); N];
+    let height = acts.height();
+    let q_base = array!([0; N], |j| acts.q_base(t + j));
+    let d_base = array!([0; N], |j| acts.d_base(t + j));
     for b in 0..n {
-        let k = (first + b) * 32;
-        let a: [&[i8; 32]; N] = std::array::from_fn(|j| {
-            let at = acts.q_at(t + j, k);
-            acts.q[at..at + 32].try_into().expect("32 codes")
+        let k = (first + b) * 32 * height;
+        let a = array!([&[0i8; 32]; N], |j| {
+            acts.q[q_base[j] + k..][..32].try_into().expect("32 codes")
         });
-        let d_at: [usize; N] = std::array::from_fn(|j| acts.d_at(t + j, first + b));
+        let d_at = array!([0; N], |j| d_base[j] + (first + b) * height);
         // Codes are raised by BIAS; what that adds is taken off beforehand.
-        let mut dot: [__m512i; N] = std::array::from_fn(|j| {
+        let mut dot = array!([_mm512_setzero_si512(); N], |j| {
             if U::BIAS == 0 {
                 _mm512_setzero_si512()
             } else {
@@ -186,29 +189,29 @@ fn tokens256<U: Unpack256, const N: usize>(
     out: Out<'_>,
 ) {
     let mut acc = [_mm512_setzero_ps(); N];
+    let height = acts.height();
+    let q_base = array!([0; N], |j| acts.q_base(t + j));
+    let d_base = array!([0; N], |j| acts.d_base(t + j));
     for (i, block) in chunk.iter().enumerate() {
         let b = first + i;
-        let d_at: [usize; N] = std::array::from_fn(|j| acts.d_at(t + j, b));
+        let d_at = array!([0; N], |j| d_base[j] + b * height);
         let mut total = [_mm512_setzero_si512(); N];
         for run in 0..8 {
-            let a: [&[i8; 32]; N] = std::array::from_fn(|j| {
-                let at = acts.q_at(t + j, b * 256 + run / 2 * 64) + run % 2 * 32;
-                acts.q[at..at + 32].try_into().expect("32 codes")
+            let k = (b * 256 + run / 2 * 64) * height + run % 2 * 32;
+            let a = array!([&[0i8; 32]; N], |j| {
+                acts.q[q_base[j] + k..][..32].try_into().expect("32 codes")
             });
             let subs = if U::SUB32 { 1 } else { 2 };
             let groups = 8 / subs;
             for sub in 0..subs {
-                let mut dot: [__m512i; N] = std::array::from_fn(|j| {
+                let mut dot = array!([_mm512_setzero_si512(); N], |j| {
                     if U::BIAS == 0 {
-                        return _mm512_setzero_si512();
-                    }
-                    let sums = &acts.sum16[d_at[j] * 16 + 2 * run + sub..];
-                    let sum = if U::SUB32 {
-                        i32::from(sums[0]) + i32::from(sums[1])
+                        _mm512_setzero_si512()
                     } else {
-                        i32::from(sums[0])
-                    };
-                    _mm512_set1_epi32(-U::BIAS * sum)
+                        let sums = &acts.sum16[d_at[j] * 16 + 2 * run + sub..];
+                        let second = if U::SUB32 { i32::from(sums[1]) } else { 0 };
+                        _mm512_set1_epi32(-U::BIAS * (i32::from(sums[0]) + second))
+                    }
                 });
                 for g in sub * groups..(sub + 1) * groups {
                     let w = load(&block.q[run], g);

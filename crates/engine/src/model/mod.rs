@@ -16,7 +16,7 @@ use cpu::{Isa, isa::IsaError};
 use gguf::{GgufFile, MapMode};
 use rope::Frequencies;
 use std::path::Path;
-use weights::{Loader, Matrix, Progress};
+use weights::{Loader, Matrix, Weights};
 
 /// How a model is loaded and computed.
 #[derive(Debug, Clone, Default)]
@@ -71,6 +71,7 @@ pub struct Model {
     config: Config,
     pub(crate) pool: Pool,
     pub(crate) isa: Isa,
+    pub(crate) weights: Weights,
     pub(crate) embedding: Matrix,
     pub(crate) layers: Vec<Layer>,
     pub(crate) output_norm: Vec<f32>,
@@ -124,11 +125,7 @@ impl Model {
                 total_bytes,
             })
         };
-        let loader = Loader {
-            file,
-            pool: &pool,
-            progress: Progress::new(total, &mut tell),
-        };
+        let loader = Loader::new(file, &pool, &mut tell)?;
         let (d, v) = (config.width, config.n_vocab);
         let embedding = loader.matrix("token_embd.weight", d, v)?;
         let output = if loader.has("output.weight") {
@@ -152,13 +149,14 @@ impl Model {
         } else {
             None
         };
-        drop(loader);
+        let weights = loader.into_weights();
         Ok(Self {
             rope: config.rope.frequencies(factors.as_deref()),
             rope_windowed: config.rope_windowed.frequencies(factors.as_deref()),
             config,
             pool,
             isa: options.isa.unwrap_or_else(Isa::best),
+            weights,
             embedding,
             layers,
             output_norm,

@@ -1,32 +1,47 @@
 //! Tensors in memory: read in pieces, permuted into tiles on the way, never held twice.
 
 use crate::error::Error;
-use cpu::mem::Buffer;
+use cpu::mem::{ALIGN, Buffer};
 use cpu::pool::Pool;
 use gguf::{GgufFile, TensorInfo, TensorType};
 use quant::formats;
 use quant::tile::{Layout, ROWS, TileMatrix, permute_tile};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes read from the file at a time, about: large enough for a disk's full rate, small beside the model.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// A weight matrix, `[N, K]`.
+/// A weight matrix, `[N, K]`: its place among a model's [`Weights`].
 #[derive(Debug)]
 pub(crate) struct Matrix {
     ty: TensorType,
     n: usize,
     k: usize,
-    data: Buffer<u8>,
+    start: usize,
 }
 
 impl Matrix {
-    pub(crate) fn view(&self) -> TileMatrix<'_> {
-        TileMatrix::new(self.ty, self.n, self.k, &self.data)
+    pub(crate) fn ty(&self) -> TensorType {
+        self.ty
+    }
+
+    pub(crate) fn view<'a>(&self, weights: &'a Weights) -> TileMatrix<'a> {
+        let layout = Layout::of(self.ty).expect("loaded matrices have a layout");
+        let bytes = self.n * (self.k / layout.block_len() * layout.block_bytes());
+        TileMatrix::new(
+            self.ty,
+            self.n,
+            self.k,
+            &weights.0[self.start..self.start + bytes],
+        )
     }
 }
+
+/// The bytes of all matrices of a model, in one piece: small tensors share huge pages.
+#[derive(Debug)]
+pub(crate) struct Weights(Buffer<u8>);
 
 /// Where loading has got to, told from any worker.
 pub(super) struct Progress<'a> {
@@ -55,9 +70,11 @@ impl<'a> Progress<'a> {
 
 /// Loads tensors of one file.
 pub(super) struct Loader<'a> {
-    pub(super) file: &'a GgufFile,
-    pub(super) pool: &'a Pool,
-    pub(super) progress: Progress<'a>,
+    file: &'a GgufFile,
+    pool: &'a Pool,
+    progress: Progress<'a>,
+    weights: RefCell<Weights>,
+    used: Cell<usize>,
 }
 
 thread_local! {
@@ -65,8 +82,38 @@ thread_local! {
     static PIECE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Loader<'_> {
-    pub(super) fn find(&self, name: &str) -> Result<&TensorInfo, Error> {
+impl<'a> Loader<'a> {
+    /// Takes memory for all matrices of a file.
+    pub(super) fn new(
+        file: &'a GgufFile,
+        pool: &'a Pool,
+        tell: &'a mut (dyn FnMut(u64, u64) + Send),
+    ) -> Result<Self, Error> {
+        let total: u64 = file.tensors().iter().map(TensorInfo::n_bytes).sum();
+        let matrices = file.tensors().iter().filter(|t| t.dims.rank() > 1);
+        let bytes: u64 = matrices
+            .map(|t| t.n_bytes().next_multiple_of(ALIGN as u64))
+            .sum();
+        let memory = |source| Error::Memory {
+            what: "weights".to_owned(),
+            source,
+        };
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        Ok(Self {
+            file,
+            pool,
+            progress: Progress::new(total, tell),
+            weights: RefCell::new(Weights(Buffer::new(bytes).map_err(memory)?)),
+            used: Cell::new(0),
+        })
+    }
+
+    /// The memory, with what was loaded.
+    pub(super) fn into_weights(self) -> Weights {
+        self.weights.into_inner()
+    }
+
+    fn find(&self, name: &str) -> Result<&TensorInfo, Error> {
         self.file.tensor(name).ok_or_else(|| Error::MissingTensor {
             name: name.to_owned(),
         })
@@ -100,27 +147,27 @@ impl Loader<'_> {
         formats::require(t.ty).map_err(format)?;
         let layout = Layout::of(t.ty).expect("every supported format has a layout");
         let row_bytes = k / layout.block_len() * layout.block_bytes();
-        let memory = |source| Error::Memory {
-            what: format!("tensor {name}"),
-            source,
-        };
-        let mut data = Buffer::new(n * row_bytes).map_err(memory)?;
+        let place = self.used.get();
+        self.used
+            .set(place + (n * row_bytes).next_multiple_of(ALIGN));
+        let mut weights = self.weights.borrow_mut();
+        let data = &mut weights.0[place..place + n * row_bytes];
         let tile_bytes = ROWS * row_bytes;
         let per_piece = (PIECE_BYTES / tile_bytes).max(1);
-        let failed = Mutex::new(None);
+        let (failed, file, progress) = (Mutex::new(None), self.file, &self.progress);
         self.pool
-            .chunks_mut(&mut data, per_piece * tile_bytes, |piece, out| {
+            .chunks_mut(data, per_piece * tile_bytes, |piece, out| {
                 let (start, bytes) = (piece * per_piece * tile_bytes, out.len());
                 let read = PIECE.with_borrow_mut(|rows| {
                     rows.resize(bytes, 0);
-                    self.file.read_at(t, start as u64, rows)?;
+                    file.read_at(t, start as u64, rows)?;
                     for (rows, tile) in rows.chunks(tile_bytes).zip(out.chunks_mut(tile_bytes)) {
                         permute_tile(layout, rows.len() / row_bytes, rows, tile);
                     }
                     Ok(())
                 });
                 match read {
-                    Ok(()) => self.progress.add(bytes as u64),
+                    Ok(()) => progress.add(bytes as u64),
                     Err(error) => {
                         *failed
                             .lock()
@@ -137,7 +184,7 @@ impl Loader<'_> {
                 ty: t.ty,
                 n,
                 k,
-                data,
+                start: place,
             }),
         }
     }

@@ -5,7 +5,7 @@
 //!     -> output projection -> add -> norm -> gated feed-forward -> add -> ... -> norm -> logits
 //! ```
 
-use super::kv::LayerCache;
+use super::kv::Cache;
 use crate::error::Error;
 use crate::model::rope::Frequencies;
 use crate::model::{Config, Layer, Linear, Model};
@@ -83,7 +83,7 @@ impl Angles {
 impl Work {
     pub(super) fn new(
         model: &Model,
-        cache: &[LayerCache],
+        cache: &Cache,
         ubatch: usize,
         n_ctx: usize,
     ) -> Result<Self, Error> {
@@ -111,7 +111,7 @@ impl Work {
                     Angles::new(&model.rope, ubatch)?,
                     Angles::new(&model.rope_windowed, ubatch)?,
                 ],
-                partials: Partials::new(&cache[0].shape, c.heads, n_ctx)?,
+                partials: Partials::new(cache.shape(), c.heads, n_ctx)?,
                 logits: Buffer::new(LOGIT_ROWS.min(ubatch) * c.n_vocab)?,
             })
         };
@@ -123,7 +123,7 @@ impl Work {
     pub(super) fn forward(
         &mut self,
         model: &Model,
-        cache: &mut [LayerCache],
+        cache: &mut Cache,
         position: usize,
         tokens: &[u32],
     ) {
@@ -131,7 +131,7 @@ impl Work {
         self.embed(model, tokens);
         self.angles[0].fill(&model.rope, position, t);
         self.angles[1].fill(&model.rope_windowed, position, t);
-        for (i, (layer, cache)) in model.layers.iter().zip(cache).enumerate() {
+        for (i, layer) in model.layers.iter().enumerate() {
             self.attention(model, layer, i, cache, position, t);
             self.add_delta(model, layer.post_attn_norm.as_deref(), t);
             self.feed_forward(model, layer, t);
@@ -142,7 +142,7 @@ impl Work {
 
     fn embed(&mut self, model: &Model, tokens: &[u32]) {
         let c = model.config();
-        let view = model.embedding.view();
+        let view = model.embedding.view(&model.weights);
         model
             .pool
             .rows(&mut self.x[..tokens.len() * c.width], c.width, |t, x| {
@@ -158,7 +158,7 @@ impl Work {
         model: &Model,
         layer: &Layer,
         i: usize,
-        cache: &mut LayerCache,
+        cache: &mut Cache,
         position: usize,
         t: usize,
     ) {
@@ -211,7 +211,7 @@ impl Work {
                 ops::rope(isa, c.rope_pairs, c.head_k, cos, sin, x);
             }
         });
-        cache.append(position, k, v);
+        cache.append(i, position, k, v);
         let params = Params {
             heads: c.heads,
             scale: c.attention_scale,
@@ -223,11 +223,11 @@ impl Work {
         attend(
             &model.pool,
             isa,
-            &cache.shape,
+            cache.shape(),
             &params,
             position,
             q,
-            &cache.blocks,
+            cache.blocks(i),
             partials,
             attended,
         );
@@ -331,7 +331,7 @@ impl Work {
             ..
         } = self;
         let logits = &mut logits[..n * c.n_vocab];
-        let w = model.output().view();
+        let w = model.output().view(&model.weights);
         let operand = quantise(
             model,
             acts32,
@@ -394,7 +394,7 @@ fn project(
 ) {
     let mut blocks = [None; 3];
     for (block, (linear, _)) in blocks.iter_mut().zip(outputs.iter()) {
-        *block = act_block(linear.w.view().ty());
+        *block = act_block(linear.w.ty());
     }
     let operand = quantise(model, acts32, acts256, x, tokens, &blocks);
     match outputs {
@@ -403,8 +403,8 @@ fn project(
             model.isa,
             &operand,
             &mut [Task {
-                w: a.w.view(),
-                out: &mut **out_a,
+                w: a.w.view(&model.weights),
+                out: out_a,
             }],
         ),
         [(a, out_a), (b, out_b)] => products(
@@ -413,12 +413,12 @@ fn project(
             &operand,
             &mut [
                 Task {
-                    w: a.w.view(),
-                    out: &mut **out_a,
+                    w: a.w.view(&model.weights),
+                    out: out_a,
                 },
                 Task {
-                    w: b.w.view(),
-                    out: &mut **out_b,
+                    w: b.w.view(&model.weights),
+                    out: out_b,
                 },
             ],
         ),
@@ -428,16 +428,16 @@ fn project(
             &operand,
             &mut [
                 Task {
-                    w: a.w.view(),
-                    out: &mut **out_a,
+                    w: a.w.view(&model.weights),
+                    out: out_a,
                 },
                 Task {
-                    w: b.w.view(),
-                    out: &mut **out_b,
+                    w: b.w.view(&model.weights),
+                    out: out_b,
                 },
                 Task {
-                    w: c.w.view(),
-                    out: &mut **out_c,
+                    w: c.w.view(&model.weights),
+                    out: out_c,
                 },
             ],
         ),

@@ -1,22 +1,20 @@
 //! The KV cache: for each layer a list of blocks of 256 cells, taken as the context grows.
+//!
+//! The blocks of all layers for the same 256 cells are one *slab* of memory, so that small blocks share huge pages.
 
 use crate::error::Error;
 use crate::model::Config;
-use cpu::attention::{CELLS, KvShape, KvType, write_cell};
+use cpu::attention::{Blocks, CELLS, KvShape, KvType, write_cell};
 use cpu::mem::Buffer;
-
-/// One layer's cells.
-#[derive(Debug)]
-pub(super) struct LayerCache {
-    pub(super) shape: KvShape,
-    pub(super) blocks: Vec<Buffer<u8>>,
-}
 
 /// The cache of one sequence.
 #[derive(Debug)]
 pub(super) struct Cache {
-    pub(super) layers: Vec<LayerCache>,
+    shape: KvShape,
+    n_layer: usize,
     n_ctx: usize,
+    /// Slab `i` holds the cells `256 i ..` of all layers.
+    slabs: Vec<Buffer<u8>>,
 }
 
 impl Cache {
@@ -33,57 +31,61 @@ impl Cache {
             type_k,
             type_v,
         )?;
-        let blocks = n_ctx.div_ceil(CELLS);
-        let layers = (0..config.n_layer)
-            .map(|_| LayerCache {
-                shape,
-                blocks: Vec::with_capacity(blocks),
-            })
-            .collect();
-        Ok(Self { layers, n_ctx })
+        Ok(Self {
+            shape,
+            n_layer: config.n_layer,
+            n_ctx,
+            slabs: Vec::with_capacity(n_ctx.div_ceil(CELLS)),
+        })
+    }
+
+    pub(super) fn shape(&self) -> &KvShape {
+        &self.shape
     }
 
     /// Bytes of a full context.
     pub(super) fn bytes(&self) -> u64 {
-        let blocks = self.n_ctx.div_ceil(CELLS);
-        self.layers
-            .iter()
-            .map(|l| (l.shape.block_bytes() * blocks) as u64)
-            .sum()
+        (self.n_ctx.div_ceil(CELLS) * self.slab_bytes()) as u64
+    }
+
+    fn slab_bytes(&self) -> usize {
+        self.n_layer * self.shape.block_bytes()
     }
 
     /// Makes room for cells `.. n`.
     pub(super) fn reserve(&mut self, n: usize) -> Result<(), Error> {
-        for (i, layer) in self.layers.iter_mut().enumerate() {
-            while layer.blocks.len() * CELLS < n {
-                let block =
-                    Buffer::new(layer.shape.block_bytes()).map_err(|source| Error::Memory {
-                        what: format!("KV cache of layer {i}"),
-                        source,
-                    })?;
-                layer.blocks.push(block);
-            }
+        while self.slabs.len() * CELLS < n {
+            let slab = Buffer::new(self.slab_bytes()).map_err(|source| Error::Memory {
+                what: format!(
+                    "KV cache of cells {} to {}",
+                    self.slabs.len() * CELLS,
+                    (self.slabs.len() + 1) * CELLS
+                ),
+                source,
+            })?;
+            self.slabs.push(slab);
         }
         Ok(())
     }
-}
 
-impl LayerCache {
-    /// Writes the cells `position ..` of some tokens: `k` `[T, K, C]`, `v` `[T, K, C]`.
-    pub(super) fn append(&mut self, position: usize, k: &[f32], v: &[f32]) {
-        let (row_k, row_v) = (
-            self.shape.heads * self.shape.c_k,
-            self.shape.heads * self.shape.c_v,
-        );
+    /// One layer's blocks.
+    pub(super) fn blocks(&self, layer: usize) -> Blocks<'_> {
+        Blocks::new(
+            &self.slabs,
+            layer * self.shape.block_bytes(),
+            self.shape.block_bytes(),
+        )
+    }
+
+    /// Writes a layer's cells `position ..` of some tokens: `k` `[T, K, C]`, `v` `[T, K, C]`.
+    pub(super) fn append(&mut self, layer: usize, position: usize, k: &[f32], v: &[f32]) {
+        let shape = self.shape;
+        let (row_k, row_v) = (shape.heads * shape.c_k, shape.heads * shape.c_v);
         for (t, (k, v)) in k.chunks_exact(row_k).zip(v.chunks_exact(row_v)).enumerate() {
             let cell = position + t;
-            write_cell(
-                &self.shape,
-                &mut self.blocks[cell / CELLS],
-                cell % CELLS,
-                k,
-                v,
-            );
+            let slab = &mut self.slabs[cell / CELLS];
+            let block = &mut slab[layer * shape.block_bytes()..][..shape.block_bytes()];
+            write_cell(&shape, block, cell % CELLS, k, v);
         }
     }
 }

@@ -104,7 +104,7 @@ impl<'m> Session<'m> {
             options.type_k,
             options.type_v,
         )?;
-        let work = Work::new(model, &cache.layers, options.ubatch, options.n_ctx)?;
+        let work = Work::new(model, &cache, options.ubatch, options.n_ctx)?;
         Ok(Self {
             model,
             options,
@@ -152,7 +152,7 @@ impl<'m> Session<'m> {
             let position = self.n_past;
             self.cache.reserve(position + chunk.len())?;
             self.work
-                .forward(self.model, &mut self.cache.layers, position, chunk);
+                .forward(self.model, &mut self.cache, position, chunk);
             self.n_past += chunk.len();
             match &mut wanted {
                 Wanted::None => {}

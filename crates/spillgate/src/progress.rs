@@ -52,7 +52,7 @@ impl Bar {
             return;
         }
         let style = ProgressStyle::with_template(
-            "{prefix} {msg} [{bar:30}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
+            "{prefix} {msg} [{wide_bar}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
         )
         .expect("the template is a constant")
         .progress_chars("=> ");

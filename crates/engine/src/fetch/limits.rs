@@ -24,8 +24,8 @@ pub const RESTARTS_MAX: u32 = 3;
 pub const REQUEST_MAX: Duration = Duration::from_secs(60);
 /// Time to connect, and to wait for the first byte of an answer.
 pub const CONNECT_MAX: Duration = Duration::from_secs(20);
-/// Files of a split model, as the reader of the format allows.
-pub const SPLIT_FILES_MAX: u32 = 1000;
+/// Files of a split model: as many as the reader of the format takes.
+pub const SPLIT_FILES_MAX: u32 = gguf::limits::SPLIT_PARTS_MAX as u32;
 /// Space left free beside the model, so that a pull never fills the disk to the last block.
 pub const SPARE_BYTES: u64 = 16 << 20;
 /// Bytes copied at a time.

@@ -75,13 +75,16 @@ pub fn run(args: &LogitsArgs, common: &Common) -> Result<()> {
     }
 }
 
-/// Feeds texts to a model and hands on the logits after each token: text, position, token, logits.
+/// Takes text, position, token, and the logits after it.
+type OnLogits<'f> = dyn FnMut(usize, usize, u32, &[f32]) -> Result<()> + 'f;
+
+/// Feeds texts to a model and hands on the logits after each token.
 pub fn each_position(
     loaded: &Loaded,
     flags: &ContextFlags,
     texts: &[Vec<u32>],
     by_token: bool,
-    on_logits: &mut dyn FnMut(usize, usize, u32, &[f32]) -> Result<()>,
+    on_logits: &mut OnLogits<'_>,
 ) -> Result<()> {
     let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
     let mut session = settings::session(flags, &loaded.model, Some(longest.max(1)))?;

@@ -8,14 +8,14 @@
 //! `w = 64 * high + low`, so that tiles run over all 256 values before anything leaves them: exact, and an eighth
 //! of the scaling.
 
-use super::avx512::{Out, load_f32, subtract_min};
+use super::avx512::{load_f32, subtract_min};
 use super::unpacked::{CHUNK32, CHUNK256, Chunk32, Super256, TileBlocks};
 use crate::acts::{Acts, TILE};
 use crate::amx;
 use crate::mem::Shared;
 use quant::lanes::{Run, Unpack32, Unpack256};
 use quant::product::has_min;
-use quant::tile::TileMatrix;
+use quant::tile::{ROWS, TileMatrix};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -24,6 +24,40 @@ type Tile = [i32; 256];
 
 #[repr(align(64))]
 struct Aligned<T>(T);
+
+/// Blocks whose tile products are under way at a time: their results and the next ones' must stay in the first-level cache.
+const BLOCKS: usize = 8;
+
+/// Sums of one tile of rows for all tokens, in one piece: the result's own rows lie far apart.
+struct Sums(Vec<[f32; ROWS]>);
+
+impl Sums {
+    /// Stores a chunk's sums of token `t`, or adds them to what the chunks before gave.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn put(&mut self, t: usize, first: bool, acc: __m512) {
+        let p = self.0[t].as_mut_ptr();
+        // SAFETY: 16 values are there.
+        unsafe {
+            let sum = if first {
+                acc
+            } else {
+                _mm512_add_ps(_mm512_loadu_ps(p), acc)
+            };
+            _mm512_storeu_ps(p, sum);
+        }
+    }
+
+    /// Writes the results of tile `tile`.
+    fn write(&self, w: &TileMatrix<'_>, tile: usize, out: &Shared<'_, f32>) {
+        let rows = w.tile_rows(tile);
+        for (t, sums) in self.0.iter().enumerate() {
+            // SAFETY: each tile writes its own rows of every token.
+            let out = unsafe { out.part(t * w.n() + tile * ROWS, rows) };
+            out.copy_from_slice(&sums[..rows]);
+        }
+    }
+}
 
 /// Tiles of a `Block32` format. At least [`TILE`] tokens.
 ///
@@ -38,44 +72,55 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
 ) {
     assert_eq!(acts.height(), TILE, "activations in tiles");
     let mut chunk = Chunk32::zero();
-    let mut results = Aligned([[[0i32; 256]; CHUNK32]; 2]);
+    let mut results = Aligned([[[0i32; 256]; BLOCKS]; 2]);
+    let mut sums = Sums(vec![[0.0; ROWS]; acts.tokens()]);
     // SAFETY: the caller's promise.
     unsafe { amx::configure(32) };
     let token_tiles = acts.tokens().div_ceil(TILE);
     for tile in tiles {
         let mut blocks = TileBlocks::new(w, tile);
-        let out = Out::new(w, tile, out);
         for first in (0..w.blocks()).step_by(CHUNK32) {
             let n = chunk.unpack::<U>(&mut blocks, first);
             lower_codes(&mut chunk.q[..n], U::BIAS as u8);
-            let issue = |results: &mut [Tile; CHUNK32], tt: usize, b: usize| {
-                let at = acts.q_at(tt * TILE, (first + b) * 32);
-                let a = &acts.q[at..at + 512];
-                // SAFETY: 512 codes, a run of 512 weights, and 256 results; tiles are configured for 32 values.
-                unsafe {
-                    amx::product32(
-                        a.as_ptr(),
-                        chunk.q[b].as_ptr().cast(),
-                        results[b].as_mut_ptr(),
-                        b,
-                    )
-                };
+            // A unit is up to BLOCKS blocks of one token tile.
+            let a_unit = n.div_ceil(BLOCKS);
+            let units = token_tiles * a_unit;
+            let place = |unit: usize| {
+                let (tt, start) = (unit / a_unit, unit % a_unit * BLOCKS);
+                (tt, start, BLOCKS.min(n - start))
             };
-            for b in 0..n {
-                issue(&mut results.0[0], 0, b);
+            let issue = |results: &mut [Tile; BLOCKS], unit: usize, i: usize| {
+                let (tt, start, count) = place(unit);
+                if i < count {
+                    let at = acts.q_at(tt * TILE, (first + start + i) * 32);
+                    let (a, w) = (&acts.q[at..at + 512], chunk.q[start + i].as_ptr().cast());
+                    // SAFETY: 512 codes, a run of 512 weights, and 256 results; tiles are configured for 32 values.
+                    unsafe { amx::product32(a.as_ptr(), w, results[i].as_mut_ptr(), i) };
+                }
+            };
+            for i in 0..BLOCKS {
+                issue(&mut results.0[0], 0, i);
             }
-            for tt in 0..token_tiles {
+            let mut acc = [_mm512_setzero_ps(); TILE];
+            for unit in 0..units {
+                let (tt, start, count) = place(unit);
                 let [even, odd] = &mut results.0;
-                let (this, next) = if tt % 2 == 0 {
+                let (this, next) = if unit % 2 == 0 {
                     (even, odd)
                 } else {
                     (odd, even)
                 };
-                let mut acc = [_mm512_setzero_ps(); TILE];
-                for (b, this) in this[..n].iter().enumerate() {
-                    if tt + 1 < token_tiles {
-                        issue(next, tt + 1, b);
+                if start == 0 {
+                    acc = [_mm512_setzero_ps(); TILE];
+                }
+                for (i, this) in this.iter().enumerate() {
+                    if unit + 1 < units {
+                        issue(next, unit + 1, i);
                     }
+                    if i >= count {
+                        continue;
+                    }
+                    let b = start + i;
                     let d_at = acts.d_at(tt * TILE, first + b);
                     let d_a: &[f32; TILE] = acts.d[d_at..][..TILE]
                         .try_into()
@@ -86,18 +131,21 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
                     let (d, m) = (load_f32(&chunk.d[b]), load_f32(&chunk.m[b]));
                     for j in 0..TILE {
                         let scale = _mm512_mul_ps(d, _mm512_set1_ps(d_a[j]));
-                        acc[j] =
-                            _mm512_fmadd_ps(_mm512_cvtepi32_ps(load_row(this, j)), scale, acc[j]);
+                        let dot = _mm512_cvtepi32_ps(load_row(this, j));
+                        acc[j] = _mm512_fmadd_ps(dot, scale, acc[j]);
                         if has_min(U::TY) {
                             acc[j] = _mm512_fmadd_ps(m, _mm512_set1_ps(ds[j]), acc[j]);
                         }
                     }
                 }
-                for (j, acc) in acc.into_iter().enumerate().take(acts.tokens() - tt * TILE) {
-                    out.put(tt * TILE + j, first == 0, acc);
+                if start + count == n {
+                    for (j, acc) in acc.iter().enumerate().take(acts.tokens() - tt * TILE) {
+                        sums.put(tt * TILE + j, first == 0, *acc);
+                    }
                 }
             }
         }
+        sums.write(w, tile, out);
     }
     // SAFETY: the caller's promise.
     unsafe { amx::release() };
@@ -165,13 +213,13 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
         }
     }; CHUNK256];
     let mut results = Aligned([[[[0i32; 256]; 4]; CHUNK256]; 2]);
+    let mut sums = Sums(vec![[0.0; ROWS]; acts.tokens()]);
     // SAFETY: the caller's promise.
     unsafe { amx::configure(64) };
     let token_tiles = acts.tokens().div_ceil(TILE);
     let pairs = token_tiles.div_ceil(2);
     for tile in tiles {
         let mut blocks = TileBlocks::new(w, tile);
-        let out = Out::new(w, tile, out);
         for first in (0..w.blocks()).step_by(CHUNK256) {
             let n = CHUNK256.min(w.blocks() - first);
             for i in 0..n {
@@ -218,10 +266,11 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
                             acc = subtract_min(&chunk[i], acts, d_at, acc);
                         }
                     }
-                    out.put(t, first == 0, acc);
+                    sums.put(t, first == 0, acc);
                 }
             }
         }
+        sums.write(w, tile, out);
     }
     // SAFETY: the caller's promise.
     unsafe { amx::release() };

@@ -28,15 +28,30 @@ struct Aligned<T>(T);
 /// Blocks whose tile products are under way at a time: their results and the next ones' must stay in the first-level cache.
 const BLOCKS: usize = 8;
 
-/// Sums of one tile of rows for all tokens, in one piece: the result's own rows lie far apart.
-struct Sums(Vec<[f32; ROWS]>);
+/// Tiles whose sums are gathered before they are written: 256 bytes of each of the result's rows, which lie far apart.
+const GATHER: usize = 4;
+
+/// Sums of up to [`GATHER`] tiles of rows for all tokens, in one piece.
+struct Sums {
+    /// `[tokens]`.
+    sums: Vec<[[f32; ROWS]; GATHER]>,
+    /// Which of the tiles is summed now.
+    slot: usize,
+}
 
 impl Sums {
+    fn new(tokens: usize) -> Self {
+        Self {
+            sums: vec![[[0.0; ROWS]; GATHER]; tokens],
+            slot: 0,
+        }
+    }
+
     /// Stores a chunk's sums of token `t`, or adds them to what the chunks before gave.
     #[target_feature(enable = "avx512f")]
     #[inline]
     fn put(&mut self, t: usize, first: bool, acc: __m512) {
-        let p = self.0[t].as_mut_ptr();
+        let p = self.sums[t][self.slot].as_mut_ptr();
         // SAFETY: 16 values are there.
         unsafe {
             let sum = if first {
@@ -48,14 +63,20 @@ impl Sums {
         }
     }
 
-    /// Writes the results of tile `tile`.
-    fn write(&self, w: &TileMatrix<'_>, tile: usize, out: &Shared<'_, f32>) {
-        let rows = w.tile_rows(tile);
-        for (t, sums) in self.0.iter().enumerate() {
-            // SAFETY: each tile writes its own rows of every token.
-            let out = unsafe { out.part(t * w.n() + tile * ROWS, rows) };
-            out.copy_from_slice(&sums[..rows]);
+    /// Tile `tile` is summed; writes it and those gathered before it if there is no room for another or none comes.
+    fn next(&mut self, w: &TileMatrix<'_>, tile: usize, is_last: bool, out: &Shared<'_, f32>) {
+        self.slot += 1;
+        if self.slot < GATHER && !is_last {
+            return;
         }
+        let first = tile + 1 - self.slot;
+        let rows = (self.slot - 1) * ROWS + w.tile_rows(tile);
+        for (t, sums) in self.sums.iter().enumerate() {
+            // SAFETY: each tile writes its own rows of every token.
+            let out = unsafe { out.part(t * w.n() + first * ROWS, rows) };
+            out.copy_from_slice(&sums.as_flattened()[..rows]);
+        }
+        self.slot = 0;
     }
 }
 
@@ -73,10 +94,10 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
     assert_eq!(acts.height(), TILE, "activations in tiles");
     let mut chunk = Chunk32::zero();
     let mut results = Aligned([[[0i32; 256]; BLOCKS]; 2]);
-    let mut sums = Sums(vec![[0.0; ROWS]; acts.tokens()]);
+    let mut sums = Sums::new(acts.tokens());
     // SAFETY: the caller's promise.
     unsafe { amx::configure(32) };
-    let token_tiles = acts.tokens().div_ceil(TILE);
+    let (token_tiles, end) = (acts.tokens().div_ceil(TILE), tiles.end);
     for tile in tiles {
         let mut blocks = TileBlocks::new(w, tile);
         for first in (0..w.blocks()).step_by(CHUNK32) {
@@ -145,7 +166,7 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
                 }
             }
         }
-        sums.write(w, tile, out);
+        sums.next(w, tile, tile + 1 == end, out);
     }
     // SAFETY: the caller's promise.
     unsafe { amx::release() };
@@ -155,8 +176,10 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
 #[inline(always)]
 fn lower_codes(runs: &mut [Run], bias: u8) {
     if bias != 0 {
-        for code in runs.iter_mut().flatten() {
-            *code = code.wrapping_sub(bias);
+        for run in runs {
+            for code in run.iter_mut() {
+                *code = code.wrapping_sub(bias);
+            }
         }
     }
 }
@@ -213,10 +236,10 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
         }
     }; CHUNK256];
     let mut results = Aligned([[[[0i32; 256]; 4]; CHUNK256]; 2]);
-    let mut sums = Sums(vec![[0.0; ROWS]; acts.tokens()]);
+    let mut sums = Sums::new(acts.tokens());
     // SAFETY: the caller's promise.
     unsafe { amx::configure(64) };
-    let token_tiles = acts.tokens().div_ceil(TILE);
+    let (token_tiles, end) = (acts.tokens().div_ceil(TILE), tiles.end);
     let pairs = token_tiles.div_ceil(2);
     for tile in tiles {
         let mut blocks = TileBlocks::new(w, tile);
@@ -270,7 +293,7 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
                 }
             }
         }
-        sums.write(w, tile, out);
+        sums.next(w, tile, tile + 1 == end, out);
     }
     // SAFETY: the caller's promise.
     unsafe { amx::release() };

@@ -172,6 +172,20 @@ impl Acts {
         }
     }
 
+    /// What quantising lost: `x - d * q` for the values `x` `[tokens, k]` that these are the codes of, in place.
+    pub fn residual(&self, x: &mut [f32]) {
+        let (unit, k) = (self.unit(), self.k);
+        for (t, x) in x.chunks_exact_mut(k).take(self.tokens).enumerate() {
+            for (u, x) in x.chunks_exact_mut(unit).enumerate() {
+                let d = self.d[self.d_at(t, u * unit / self.block)];
+                let codes = &self.q[self.q_at(t, u * unit)..][..unit];
+                for (x, q) in x.iter_mut().zip(codes) {
+                    *x = (-d).mul_add(f32::from(*q), *x);
+                }
+            }
+        }
+    }
+
     /// One token in the form of the definition.
     pub fn row(&self, t: usize) -> ActRow {
         let unit = self.unit();

@@ -16,8 +16,9 @@ use cpu::ops;
 use cpu::product::{Operand, Task, products};
 use quant::product::act_block;
 
-/// Tokens whose logits are computed at a time: enough for tiles, few enough for a large vocabulary.
-pub(super) const LOGIT_ROWS: usize = 16;
+/// Tokens whose logits are computed at a time: with what their codes lose just enough for AMX's tiles, few enough for a
+/// large vocabulary.
+pub(super) const LOGIT_ROWS: usize = 8;
 
 /// Work space for up to a ubatch of tokens.
 #[derive(Debug)]
@@ -45,7 +46,9 @@ pub(super) struct Work {
     /// Cosines and sines of the chunk's positions, for layers without and with a window.
     angles: [Angles; 2],
     partials: Partials,
-    /// `[LOGIT_ROWS or fewer, V]`.
+    /// Normed outputs of the last layer, and what their codes lose `[2 * LOGIT_ROWS, D]`.
+    last: Buffer<f32>,
+    /// `[2 * LOGIT_ROWS or fewer, V]`.
     pub(super) logits: Buffer<f32>,
 }
 
@@ -105,14 +108,15 @@ impl Work {
                 attended: Buffer::new(ubatch * row_out)?,
                 gate: Buffer::new(ubatch * c.ff)?,
                 up: Buffer::new(ubatch * c.ff)?,
-                acts32: Acts::new(ubatch, widest)?,
-                acts256: Acts::new(ubatch, widest)?,
+                acts32: Acts::new(ubatch.max(2 * LOGIT_ROWS), widest)?,
+                acts256: Acts::new(ubatch.max(2 * LOGIT_ROWS), widest)?,
                 angles: [
                     Angles::new(&model.rope, ubatch)?,
                     Angles::new(&model.rope_windowed, ubatch)?,
                 ],
                 partials: Partials::new(cache.shape(), c.heads, n_ctx)?,
-                logits: Buffer::new(LOGIT_ROWS.min(ubatch) * c.n_vocab)?,
+                last: Buffer::new(2 * LOGIT_ROWS * c.width)?,
+                logits: Buffer::new(2 * LOGIT_ROWS.min(ubatch) * c.n_vocab)?,
             })
         };
         make().map_err(memory)
@@ -316,39 +320,33 @@ impl Work {
     }
 
     /// Logits of rows `first .. first + n` of the last chunk (at most [`LOGIT_ROWS`]), `[n, V]`.
+    ///
+    /// What rounding the last activations to 8 bits loses goes straight into the logits, so here they are carried twice as
+    /// fine: the product is taken of the codes and, as further tokens of the same pass over the weights, of the codes of
+    /// what they lost, and both are added.
     pub(super) fn logits(&mut self, model: &Model, first: usize, n: usize) -> &[f32] {
         let c: &Config = model.config();
+        let (width, w) = (c.width, model.output().view(&model.weights));
+        let Self { x, last, logits, acts32, acts256, .. } = self;
         for t in 0..n {
-            let x = &self.x[(first + t) * c.width..][..c.width];
-            let out = &mut self.normed[t * c.width..(t + 1) * c.width];
+            let (x, out) = (&x[(first + t) * width..][..width], &mut last[t * width..][..width]);
             ops::rms_norm(model.isa, x, Some(&model.output_norm), c.norm_eps, out);
         }
-        let Self {
-            normed,
-            logits,
-            acts32,
-            acts256,
-            ..
-        } = self;
-        let logits = &mut logits[..n * c.n_vocab];
-        let w = model.output().view(&model.weights);
-        let operand = quantise(
-            model,
-            acts32,
-            acts256,
-            &normed[..n * c.width],
-            n,
-            &[act_block(w.ty())],
-        );
-        products(
-            &model.pool,
-            model.isa,
-            &operand,
-            &mut [Task {
-                w,
-                out: &mut *logits,
-            }],
-        );
+        let block = act_block(w.ty());
+        let rows = if block.is_some() { 2 * n } else { n };
+        if let Some(block) = block {
+            acts32.quantise(&model.pool, model.isa, last, n, width, block);
+            let (values, lost) = last.split_at_mut(n * width);
+            lost[..n * width].copy_from_slice(values);
+            acts32.residual(&mut lost[..n * width]);
+        }
+        let operand = quantise(model, acts32, acts256, &last[..rows * width], rows, &[block]);
+        let task = Task { w, out: &mut logits[..rows * c.n_vocab] };
+        products(&model.pool, model.isa, &operand, &mut [task]);
+        let (logits, lost) = logits.split_at_mut(n * c.n_vocab);
+        if rows > n {
+            ops::add(model.isa, logits, &lost[..n * c.n_vocab]);
+        }
         if let Some(cap) = c.logit_soft_cap {
             ops::soft_cap(model.isa, logits, cap);
         }

@@ -3,6 +3,10 @@
 #![forbid(unsafe_code)]
 
 mod bandwidth;
+mod bench;
+mod machine;
+
+use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
@@ -16,7 +20,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measures how fast memory is read, with one thread and with all
+    /// Measures spillgate and other engines side by side
+    Bench(bench::BenchArgs),
+    /// Measures how fast memory is read, with one thread and with several
     Bandwidth(BandwidthArgs),
 }
 
@@ -30,29 +36,33 @@ struct BandwidthArgs {
         default_value = "98,400,2048"
     )]
     mib: Vec<usize>,
-    /// Threads of the second column
-    #[arg(short, long, value_name = "N", default_value_t = all_threads())]
+    /// Threads of the second figure
+    #[arg(short, long, value_name = "N", default_value_t = machine::cores())]
     threads: usize,
 }
 
-fn all_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Bench(args) => bench::run(&args),
+        Command::Bandwidth(args) => bandwidth(&args),
+    };
+    if let Err(error) = done {
+        eprintln!("error: {error:#}");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
 }
 
-fn main() -> Result<()> {
-    match Cli::parse().command {
-        Command::Bandwidth(args) => {
-            for mib in args.mib {
-                let source = bandwidth::Source::new(mib << 20)?;
-                for threads in [1, args.threads] {
-                    let read = source.measure(threads)?;
-                    println!(
-                        "{mib} MiB, {threads} threads: {:.1} GB/s, best {:.1}",
-                        read.gb_s_p50, read.gb_s_max
-                    );
-                }
-            }
-            Ok(())
+fn bandwidth(args: &BandwidthArgs) -> Result<()> {
+    for mib in &args.mib {
+        let source = bandwidth::Source::new(mib << 20)?;
+        for threads in [1, args.threads] {
+            let read = source.measure(threads)?;
+            println!(
+                "{mib} MiB, {} threads: {:.1} GB/s, best {:.1}",
+                read.threads, read.gb_s_p50, read.gb_s_max
+            );
         }
     }
+    Ok(())
 }

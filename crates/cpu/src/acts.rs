@@ -13,7 +13,7 @@ use crate::isa::Isa;
 use crate::mem::{Buffer, OutOfMemory, Shared};
 use crate::pool::Pool;
 use crate::simd::{F32x16, simd_kernel};
-use quant::act::{AMAX_MIN, ActRow, BLOCK32, BLOCK256};
+use quant::act::{AMAX_MIN, ActRow, BLOCK32, BLOCK256, Passes};
 
 /// Tokens a tile when there are many.
 pub const TILE: usize = 16;
@@ -54,7 +54,7 @@ impl Acts {
         })
     }
 
-    /// Tokens held.
+    /// Rows of codes held: tokens times passes.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
@@ -107,7 +107,8 @@ impl Acts {
         self.d_base(t) + b * self.height
     }
 
-    /// Quantises `x`, `[tokens, k]`, in blocks of `block` (32 or 256), over the pool.
+    /// Quantises `x`, `[tokens, k]`, in blocks of `block` (32 or 256), over the pool. With two passes the second pass of
+    /// token `t` is row `tokens + t`.
     ///
     /// # Panics
     /// If the room is too small, or `k` is not whole blocks.
@@ -119,6 +120,7 @@ impl Acts {
         tokens: usize,
         k: usize,
         block: usize,
+        passes: Passes,
     ) {
         assert!(block == BLOCK32 || block == BLOCK256, "blocks of {block}");
         assert_eq!(k % block, 0, "rows of {k} values in blocks of {block}");
@@ -127,16 +129,17 @@ impl Acts {
             "{} values of {tokens} tokens of {k}",
             x.len()
         );
-        let room = tokens.next_multiple_of(TILE) * k;
+        let rows = tokens * passes.count();
+        let room = rows.next_multiple_of(TILE) * k;
         assert!(
             room <= self.q.len(),
-            "{tokens} tokens of {k} values in a room of {}",
+            "{rows} rows of {k} values in a room of {}",
             self.q.len()
         );
-        (self.block, self.tokens, self.k) = (block, tokens, k);
-        self.height = if tokens < TILE { 1 } else { TILE };
+        (self.block, self.tokens, self.k) = (block, rows, k);
+        self.height = if rows < TILE { 1 } else { TILE };
         let (height, blocks, unit) = (self.height, self.blocks(), self.unit());
-        let tiles = tokens.div_ceil(height);
+        let tiles = rows.div_ceil(height);
         let (q, d) = (Shared::new(&mut self.q), Shared::new(&mut self.d));
         let (ds, sum32, sum16) = (
             Shared::new(&mut self.ds),
@@ -144,12 +147,12 @@ impl Acts {
             Shared::new(&mut self.sum16),
         );
         let tile = |tile: usize| {
-            let rows = height.min(tokens - tile * height);
-            let x = &x[tile * height * k..][..rows * k];
             let scales = tile * height * blocks;
             // SAFETY: each tile writes its own part of every buffer.
             let mut out = unsafe {
                 TileOut {
+                    first: tile * height,
+                    passes: passes.count(),
                     height,
                     unit,
                     q: q.part(tile * height * k, height * k),
@@ -162,27 +165,13 @@ impl Acts {
                     ),
                 }
             };
-            quantise_tile(isa, x, k, block, &mut out);
+            quantise_tile(isa, &x[..tokens * k], k, block, &mut out);
         };
         // Below some thousand values a fork costs more than it saves.
-        if tokens * k < 8192 {
+        if rows * k < 8192 {
             (0..tiles).for_each(tile)
         } else {
             pool.run(tiles, tile)
-        }
-    }
-
-    /// What quantising lost: `x - d * q` for the values `x` `[tokens, k]` that these are the codes of, in place.
-    pub fn residual(&self, x: &mut [f32]) {
-        let (unit, k) = (self.unit(), self.k);
-        for (t, x) in x.chunks_exact_mut(k).take(self.tokens).enumerate() {
-            for (u, x) in x.chunks_exact_mut(unit).enumerate() {
-                let d = self.d[self.d_at(t, u * unit / self.block)];
-                let codes = &self.q[self.q_at(t, u * unit)..][..unit];
-                for (x, q) in x.iter_mut().zip(codes) {
-                    *x = (-d).mul_add(f32::from(*q), *x);
-                }
-            }
         }
     }
 
@@ -204,6 +193,9 @@ impl Acts {
 
 /// A tile's part of every buffer of [`Acts`].
 struct TileOut<'a> {
+    /// First row.
+    first: usize,
+    passes: usize,
     height: usize,
     unit: usize,
     q: &'a mut [i8],
@@ -215,18 +207,28 @@ struct TileOut<'a> {
 
 #[inline(always)]
 fn quantise_tile_with<V: F32x16>(x: &[f32], k: usize, block: usize, out: &mut TileOut<'_>) {
-    let (height, unit) = (out.height, out.unit);
-    let mut codes = [0i8; BLOCK256];
-    let codes = &mut codes[..block];
+    let (height, unit, tokens) = (out.height, out.unit, x.len() / k);
+    let (mut codes, mut lost) = ([0i8; BLOCK256], [0f32; BLOCK256]);
+    let (codes, lost) = (&mut codes[..block], &mut lost[..block]);
     for row in 0..height {
-        let x = x.get(row * k..(row + 1) * k);
+        let pass = (out.first + row) / tokens;
+        let pass = if pass < out.passes { pass } else { 2 };
         for b in 0..k / block {
-            let d = match x {
-                Some(x) => quantise_block::<V>(&x[b * block..(b + 1) * block], codes),
-                None => {
-                    codes.fill(0);
-                    0.0
+            let d = if pass < 2 {
+                let x = &x[(out.first + row) % tokens * k + b * block..][..block];
+                let d = quantise_block::<V>(x, codes);
+                if pass == 0 {
+                    d
+                } else {
+                    for ((lost, x), q) in lost.iter_mut().zip(x).zip(&*codes) {
+                        *lost = (-d).mul_add(f32::from(*q), *x);
+                    }
+                    quantise_block::<V>(lost, codes)
                 }
+            } else {
+                // The last tile is filled up with zeros.
+                codes.fill(0);
+                0.0
             };
             for (u, codes) in codes.chunks_exact(unit).enumerate() {
                 out.q[(b * block + u * unit) * height + row * unit..][..unit]
@@ -303,20 +305,23 @@ mod tests {
             block in prop_oneof![Just(BLOCK32), Just(BLOCK256)],
             pool in proptest::collection::vec(value(), 4096),
             scale in -80i32..80,
+            passes in prop_oneof![Just(Passes::One), Just(Passes::Two)],
         ) {
             let k = blocks * block;
             let x: Vec<f32> = (0..tokens * k).map(|i| pool[i * 7 % 4096] * 2f32.powi(scale)).collect();
             let workers = Pool::new(2, Pinning::Free).unwrap();
             for isa in Isa::available() {
-                let mut acts = Acts::new(tokens, k).unwrap();
-                acts.quantise(&workers, isa, &x, tokens, k, block);
-                for t in 0..tokens {
-                    let want = ActRow::new(&x[t * k..(t + 1) * k], block);
+                let mut acts = Acts::new(2 * tokens, k).unwrap();
+                acts.quantise(&workers, isa, &x, tokens, k, block, passes);
+                for t in 0..tokens * passes.count() {
+                    let token = &x[t % tokens * k..][..k];
+                    let first = ActRow::new(token, block);
+                    let want = if t < tokens { first } else { first.second(token) };
                     let got = acts.row(t);
                     prop_assert_eq!(&got.q, &want.q, "{} token {}", isa, t);
-                    for (b, (got, want)) in got.d.iter().zip(&want.d).enumerate() {
-                        prop_assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan());
-                        let sums: Vec<i32> = quant::act::sums(&want_block(&x, t, b, k, block), 16).collect();
+                    for (b, (got, d)) in got.d.iter().zip(&want.d).enumerate() {
+                        prop_assert!(got.to_bits() == d.to_bits() || got.is_nan() && d.is_nan());
+                        let sums: Vec<i32> = quant::act::sums(&want.q[b * block..(b + 1) * block], 16).collect();
                         if block == BLOCK32 {
                             prop_assert_eq!(acts.sum32[acts.d_at(t, b)], sums.iter().sum::<i32>());
                         } else {
@@ -328,11 +333,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    fn want_block(x: &[f32], t: usize, b: usize, k: usize, block: usize) -> Vec<i8> {
-        let mut q = vec![0; block];
-        quant::act::quantise_block(&x[t * k + b * block..][..block], &mut q);
-        q
     }
 }

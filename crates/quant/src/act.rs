@@ -10,6 +10,29 @@
 //!
 //! A block whose `amax` is below [`AMAX_MIN`] is all zero: `127 / amax` would not be finite. A block with a NaN or an
 //! infinity in it has `q = 0`, `d = NaN`, so that every product which reads it is NaN and the fault is seen.
+//!
+//! Where 8 bits are too coarse, activations are carried in two [`Passes`]: what the codes lose, `fma(-d, q, x)`, is quantised
+//! by the same rule as if it were another token, and the two products are added. That is 15 bits and a sign for twice
+//! the multiplications, over one pass of the weights.
+
+/// How finely activations are carried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Passes {
+    /// As codes.
+    One,
+    /// As codes, and the codes of what those lose.
+    Two,
+}
+
+impl Passes {
+    /// Rows of codes a token.
+    pub fn count(self) -> usize {
+        match self {
+            Self::One => 1,
+            Self::Two => 2,
+        }
+    }
+}
 
 /// Below this largest magnitude a block is stored as zeros (2^-100; a value that small cannot matter to an `f32` sum).
 pub const AMAX_MIN: f32 = f32::from_bits((127 - 100) << 23);
@@ -73,6 +96,21 @@ impl ActRow {
             .map(|(x, q)| quantise_block(x, q))
             .collect();
         Self { block, q, d }
+    }
+
+    /// The second pass: what the codes of `x` lose, quantised.
+    pub fn second(&self, x: &[f32]) -> Self {
+        let lost: Vec<f32> = x
+            .chunks(self.block)
+            .zip(self.q.chunks(self.block))
+            .zip(&self.d)
+            .flat_map(|((x, q), d)| {
+                x.iter()
+                    .zip(q)
+                    .map(move |(x, q)| (-d).mul_add(f32::from(*q), *x))
+            })
+            .collect();
+        Self::new(&lost, self.block)
     }
 }
 

@@ -14,6 +14,8 @@ use cpu::attention::{Params, Partials, attend};
 use cpu::mem::Buffer;
 use cpu::ops;
 use cpu::product::{Operand, Task, products};
+use gguf::TensorType;
+use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::act_block;
 
 /// Tokens whose logits are computed at a time: with what their codes lose just enough for AMX's tiles, few enough for a
@@ -27,7 +29,7 @@ pub(super) struct Work {
     x: Buffer<f32>,
     /// Normed input of the products `[T, D]`.
     normed: Buffer<f32>,
-    /// Output of a layer's half before it is added `[T, D]`.
+    /// Output of a layer's half before it is added `[T, D]`, and of a second pass over its activations.
     delta: Buffer<f32>,
     /// `[T, H, C]`.
     q: Buffer<f32>,
@@ -46,7 +48,7 @@ pub(super) struct Work {
     /// Cosines and sines of the chunk's positions, for layers without and with a window.
     angles: [Angles; 2],
     partials: Partials,
-    /// Normed outputs of the last layer, and what their codes lose `[2 * LOGIT_ROWS, D]`.
+    /// Normed outputs of the last layer `[LOGIT_ROWS, D]`.
     last: Buffer<f32>,
     /// `[2 * LOGIT_ROWS or fewer, V]`.
     pub(super) logits: Buffer<f32>,
@@ -101,7 +103,7 @@ impl Work {
             Ok(Self {
                 x: Buffer::new(ubatch * c.width)?,
                 normed: Buffer::new(ubatch * c.width)?,
-                delta: Buffer::new(ubatch * c.width)?,
+                delta: Buffer::new(2 * ubatch * c.width)?,
                 q: Buffer::new(ubatch * row_q)?,
                 k: Buffer::new(ubatch * c.heads_kv * c.head_k)?,
                 v: Buffer::new(ubatch * c.heads_kv * c.head_v)?,
@@ -109,13 +111,13 @@ impl Work {
                 gate: Buffer::new(ubatch * c.ff)?,
                 up: Buffer::new(ubatch * c.ff)?,
                 acts32: Acts::new(ubatch.max(2 * LOGIT_ROWS), widest)?,
-                acts256: Acts::new(ubatch.max(2 * LOGIT_ROWS), widest)?,
+                acts256: Acts::new(2 * ubatch.max(LOGIT_ROWS), widest)?,
                 angles: [
                     Angles::new(&model.rope, ubatch)?,
                     Angles::new(&model.rope_windowed, ubatch)?,
                 ],
                 partials: Partials::new(cache.shape(), c.heads, n_ctx)?,
-                last: Buffer::new(2 * LOGIT_ROWS * c.width)?,
+                last: Buffer::new(LOGIT_ROWS * c.width)?,
                 logits: Buffer::new(2 * LOGIT_ROWS.min(ubatch) * c.n_vocab)?,
             })
         };
@@ -198,7 +200,7 @@ impl Work {
             acts256,
             &normed[..t * c.width],
             t,
-            &mut [
+            [
                 (&layer.q, &mut *q),
                 (&layer.k, &mut *k),
                 (&layer.v, &mut *v),
@@ -241,7 +243,7 @@ impl Work {
             acts256,
             attended,
             t,
-            &mut [(&layer.output, &mut delta[..t * c.width])],
+            [(&layer.output, &mut delta[..t * c.width])],
         );
     }
 
@@ -265,19 +267,30 @@ impl Work {
             acts256,
             normed,
             t,
-            &mut [(&layer.gate, &mut *gate), (&layer.up, &mut *up)],
+            [(&layer.gate, &mut *gate), (&layer.up, &mut *up)],
         );
         model.pool.rows(gate, c.ff, |t, gate| {
             ops::gated(model.isa, c.gate, gate, &up[t * c.ff..(t + 1) * c.ff]);
         });
-        project(
-            model,
-            acts32,
-            acts256,
-            gate,
-            t,
-            &mut [(&layer.down, &mut delta[..t * c.width])],
-        );
+        let down = &layer.down;
+        // Gated activations have heavy tails: with one scale for 256 of them 8 bits lose three times what the rest of the
+        // layer does (docs/measurements.md).
+        let passes = if act_block(down.w.ty()) == Some(BLOCK256) {
+            Passes::Two
+        } else {
+            Passes::One
+        };
+        let operand = quantise(model, acts32, acts256, gate, t, &[down.w.ty()], passes);
+        let task = Task {
+            w: down.w.view(&model.weights),
+            out: &mut delta[..operand.tokens * c.width],
+        };
+        products(&model.pool, model.isa, &operand, &mut [task]);
+        let (first, second) = delta.split_at_mut(t * c.width);
+        if operand.tokens > t {
+            ops::add(model.isa, first, &second[..t * c.width]);
+        }
+        add_bias(model, down, first);
     }
 
     /// `normed = norm(x)`.
@@ -321,27 +334,40 @@ impl Work {
 
     /// Logits of rows `first .. first + n` of the last chunk (at most [`LOGIT_ROWS`]), `[n, V]`.
     ///
-    /// What rounding the last activations to 8 bits loses goes straight into the logits, so here they are carried twice as
-    /// fine: the product is taken of the codes and, as further tokens of the same pass over the weights, of the codes of
-    /// what they lost, and both are added.
+    /// What rounding the last activations to 8 bits loses goes straight into the logits, so they are carried in two passes.
     pub(super) fn logits(&mut self, model: &Model, first: usize, n: usize) -> &[f32] {
         let c: &Config = model.config();
         let (width, w) = (c.width, model.output().view(&model.weights));
-        let Self { x, last, logits, acts32, acts256, .. } = self;
+        let Self {
+            x,
+            last,
+            logits,
+            acts32,
+            acts256,
+            ..
+        } = self;
         for t in 0..n {
-            let (x, out) = (&x[(first + t) * width..][..width], &mut last[t * width..][..width]);
+            let (x, out) = (
+                &x[(first + t) * width..][..width],
+                &mut last[t * width..][..width],
+            );
             ops::rms_norm(model.isa, x, Some(&model.output_norm), c.norm_eps, out);
         }
-        let block = act_block(w.ty());
-        let rows = if block.is_some() { 2 * n } else { n };
-        if let Some(block) = block {
-            acts32.quantise(&model.pool, model.isa, last, n, width, block);
-            let (values, lost) = last.split_at_mut(n * width);
-            lost[..n * width].copy_from_slice(values);
-            acts32.residual(&mut lost[..n * width]);
-        }
-        let operand = quantise(model, acts32, acts256, &last[..rows * width], rows, &[block]);
-        let task = Task { w, out: &mut logits[..rows * c.n_vocab] };
+        let ty = [w.ty()];
+        let operand = quantise(
+            model,
+            acts32,
+            acts256,
+            &last[..n * width],
+            n,
+            &ty,
+            Passes::Two,
+        );
+        let rows = operand.tokens;
+        let task = Task {
+            w,
+            out: &mut logits[..rows * c.n_vocab],
+        };
         products(&model.pool, model.isa, &operand, &mut [task]);
         let (logits, lost) = logits.split_at_mut(n * c.n_vocab);
         if rows > n {
@@ -354,27 +380,32 @@ impl Work {
     }
 }
 
-/// Quantises `x` into the blocks that some weights read.
+/// Quantises `x` `[T, K]` into the blocks that weights of some types read. With two passes the operand has `2 T` rows,
+/// unless all weights are float.
 fn quantise<'a>(
     model: &Model,
     acts32: &'a mut Acts,
     acts256: &'a mut Acts,
     x: &'a [f32],
     tokens: usize,
-    blocks: &[Option<usize>],
+    types: &[TensorType],
+    passes: Passes,
 ) -> Operand<'a> {
     let k = x.len() / tokens;
     let fill = |acts: &'a mut Acts, block: usize| {
-        blocks.contains(&Some(block)).then(|| {
-            acts.quantise(&model.pool, model.isa, x, tokens, k, block);
-            &*acts
-        })
+        types
+            .iter()
+            .any(|&ty| act_block(ty) == Some(block))
+            .then(|| {
+                acts.quantise(&model.pool, model.isa, x, tokens, k, block, passes);
+                &*acts
+            })
     };
-    let acts32 = fill(acts32, quant::act::BLOCK32);
-    let acts256 = fill(acts256, quant::act::BLOCK256);
+    let (acts32, acts256) = (fill(acts32, BLOCK32), fill(acts256, BLOCK256));
+    let rows = acts32.or(acts256).map_or(tokens, Acts::tokens);
     Operand {
         x,
-        tokens,
+        tokens: rows,
         k,
         acts32,
         acts256,
@@ -382,70 +413,32 @@ fn quantise<'a>(
 }
 
 /// Products that share an input `x` `[T, K]`, with their biases.
-fn project(
+fn project<const N: usize>(
     model: &Model,
     acts32: &mut Acts,
     acts256: &mut Acts,
     x: &[f32],
     tokens: usize,
-    outputs: &mut [(&Linear, &mut [f32])],
+    outputs: [(&Linear, &mut [f32]); N],
 ) {
-    let mut blocks = [None; 3];
-    for (block, (linear, _)) in blocks.iter_mut().zip(outputs.iter()) {
-        *block = act_block(linear.w.ty());
+    let types = outputs.each_ref().map(|(linear, _)| linear.w.ty());
+    let operand = quantise(model, acts32, acts256, x, tokens, &types, Passes::One);
+    let linears = outputs.each_ref().map(|(linear, _)| *linear);
+    let mut tasks = outputs.map(|(linear, out)| Task {
+        w: linear.w.view(&model.weights),
+        out,
+    });
+    products(&model.pool, model.isa, &operand, &mut tasks);
+    for (linear, task) in linears.into_iter().zip(tasks) {
+        add_bias(model, linear, task.out);
     }
-    let operand = quantise(model, acts32, acts256, x, tokens, &blocks);
-    match outputs {
-        [(a, out_a)] => products(
-            &model.pool,
-            model.isa,
-            &operand,
-            &mut [Task {
-                w: a.w.view(&model.weights),
-                out: out_a,
-            }],
-        ),
-        [(a, out_a), (b, out_b)] => products(
-            &model.pool,
-            model.isa,
-            &operand,
-            &mut [
-                Task {
-                    w: a.w.view(&model.weights),
-                    out: out_a,
-                },
-                Task {
-                    w: b.w.view(&model.weights),
-                    out: out_b,
-                },
-            ],
-        ),
-        [(a, out_a), (b, out_b), (c, out_c)] => products(
-            &model.pool,
-            model.isa,
-            &operand,
-            &mut [
-                Task {
-                    w: a.w.view(&model.weights),
-                    out: out_a,
-                },
-                Task {
-                    w: b.w.view(&model.weights),
-                    out: out_b,
-                },
-                Task {
-                    w: c.w.view(&model.weights),
-                    out: out_c,
-                },
-            ],
-        ),
-        _ => unreachable!("one to three products share an input"),
-    }
-    for (linear, out) in outputs {
-        if let Some(bias) = &linear.bias {
-            for row in out.chunks_exact_mut(bias.len()) {
-                ops::add(model.isa, row, bias);
-            }
+}
+
+/// Adds a bias to each row of `out` `[T, N]`, if there is one.
+fn add_bias(model: &Model, linear: &Linear, out: &mut [f32]) {
+    if let Some(bias) = &linear.bias {
+        for row in out.chunks_exact_mut(bias.len()) {
+            ops::add(model.isa, row, bias);
         }
     }
 }

@@ -3,8 +3,8 @@
 
 use std::hint::black_box;
 use std::sync::Barrier;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::thread::{self, ScopedJoinHandle};
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use cpu::mem::Buffer;
@@ -13,7 +13,10 @@ use serde::Serialize;
 /// Passes over the buffer that count; the first one before them does not.
 const PASSES: usize = 7;
 
-/// Buffers below this would be read within the noise of starting a pass.
+/// Bytes read in a pass, at least: small buffers are read several times, so that starting threads does not count.
+const PASS_BYTES_MIN: usize = 512 << 20;
+
+/// Smaller buffers would measure the first caches.
 const BYTES_MIN: usize = 16 << 20;
 
 /// Independent sums, so that additions do not wait for each other.
@@ -51,48 +54,38 @@ impl Source {
         Ok(Self { words, sum })
     }
 
-    /// Reads everything with this many threads. Every pass checks the sum, so that no read can be left out.
+    /// Reads everything with this many threads. The sum is checked, so that no read can be left out.
     pub fn measure(&self, threads: usize) -> Result<Bandwidth> {
+        let bytes = self.words.len() * size_of::<i32>();
+        let repeats = PASS_BYTES_MIN.div_ceil(bytes);
         let part = self.words.len().div_ceil(threads.max(1));
         let parts: Vec<&[i32]> = self.words.chunks(part).collect();
-        let barrier = Barrier::new(parts.len() + 1);
-        let (times, sums) = thread::scope(|scope| {
-            let workers: Vec<_> = parts
-                .iter()
-                .map(|part| {
-                    let barrier = &barrier;
-                    scope.spawn(move || {
-                        let mut total = 0_i32;
-                        for _ in 0..=PASSES {
-                            barrier.wait();
-                            total = total.wrapping_add(sum(black_box(part)));
-                            barrier.wait();
-                        }
-                        total
-                    })
-                })
-                .collect();
-            let times: Vec<Duration> = (0..=PASSES)
-                .map(|_| {
-                    barrier.wait();
-                    let begun = Instant::now();
-                    barrier.wait();
-                    begun.elapsed()
-                })
-                .skip(1)
-                .collect();
-            let sums = workers.into_iter().map(|w| w.join().expect("sums only"));
-            (times, sums.fold(0, i32::wrapping_add))
+        let barrier = Barrier::new(parts.len());
+        let workers: Vec<(i32, Vec<Pass>)> = thread::scope(|scope| {
+            let read = |part| {
+                let barrier = &barrier;
+                scope.spawn(move || read(part, repeats, barrier))
+            };
+            let workers: Vec<_> = parts.iter().copied().map(read).collect();
+            let join = |w: ScopedJoinHandle<'_, _>| w.join().expect("summing does not panic");
+            workers.into_iter().map(join).collect()
         });
-        let expected = self.sum.wrapping_mul(PASSES as i32 + 1);
+        let sum = workers.iter().fold(0_i32, |a, w| a.wrapping_add(w.0));
+        let reads = (repeats * (PASSES + 1)) as i32;
+        let expected = self.sum.wrapping_mul(reads);
         ensure!(
-            sums == expected,
-            "memory read as {sums:#x}, expected {expected:#x}"
+            sum == expected,
+            "memory read as {sum:#x}, expected {expected:#x}"
         );
-        let bytes = self.words.len() * size_of::<i32>();
+        // A pass lasts from the first thread's begin to the last one's end; the first pass warms up.
+        let time = |pass: usize| {
+            let ends = workers.iter().map(|w| w.1[pass].end);
+            let begins = workers.iter().map(|w| w.1[pass].begin);
+            ends.max().zip(begins.min()).map(|(end, begin)| end - begin)
+        };
+        let times = (1..=PASSES).filter_map(time);
         let mut rates: Vec<f64> = times
-            .iter()
-            .map(|t| bytes as f64 / t.as_secs_f64() / 1e9)
+            .map(|t| (bytes * repeats) as f64 / t.as_secs_f64() / 1e9)
             .collect();
         rates.sort_unstable_by(f64::total_cmp);
         Ok(Bandwidth {
@@ -102,6 +95,30 @@ impl Source {
             gb_s_max: rates[PASSES - 1],
         })
     }
+}
+
+/// When one thread read its part in one pass. Threads time themselves: one that only kept the time would have to wait for
+/// a core.
+#[derive(Debug, Clone, Copy)]
+struct Pass {
+    begin: Instant,
+    end: Instant,
+}
+
+/// What a thread does: all passes over its part, and what they add up to.
+fn read(part: &[i32], repeats: usize, barrier: &Barrier) -> (i32, Vec<Pass>) {
+    let mut total = 0_i32;
+    let mut passes = Vec::with_capacity(PASSES + 1);
+    for _ in 0..=PASSES {
+        barrier.wait();
+        let begin = Instant::now();
+        for _ in 0..repeats {
+            total = total.wrapping_add(sum(black_box(part)));
+        }
+        let end = Instant::now();
+        passes.push(Pass { begin, end });
+    }
+    (total, passes)
 }
 
 fn sum(words: &[i32]) -> i32 {

@@ -1,4 +1,7 @@
 //! Models, their state and everything around them: from a name to tokens.
+
+#![forbid(unsafe_code)]
+
 mod error;
 pub mod eval;
 pub mod fetch;

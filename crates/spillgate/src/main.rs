@@ -3,6 +3,8 @@
 //! A thin shell over [`engine`]: [`cli`] says what can be asked, [`commands`] has one module a command, and every
 //! command writes its result to stdout and everything else to stderr.
 
+#![forbid(unsafe_code)]
+
 mod cli;
 mod commands;
 mod failure;

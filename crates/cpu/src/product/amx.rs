@@ -28,30 +28,23 @@ struct Aligned<T>(T);
 /// Blocks whose tile products are under way at a time: their results and the next ones' must stay in the first-level cache.
 const BLOCKS: usize = 8;
 
-/// Tiles whose sums are gathered before they are written: 256 bytes of each of the result's rows, which lie far apart.
-const GATHER: usize = 4;
+/// Tiles of rows that are summed side by side. For each chunk of K the tokens' codes come into the second-level cache once
+/// for all of them, and results are written in runs of 512 bytes.
+const GROUP: usize = 8;
 
-/// Sums of up to [`GATHER`] tiles of rows for all tokens, in one piece.
-struct Sums {
-    /// `[tokens]`.
-    sums: Vec<[[f32; ROWS]; GATHER]>,
-    /// Which of the tiles is summed now.
-    slot: usize,
-}
+/// Sums of up to [`GROUP`] tiles of rows for all tokens: `[tokens][tiles]`.
+struct Sums(Vec<[[f32; ROWS]; GROUP]>);
 
 impl Sums {
     fn new(tokens: usize) -> Self {
-        Self {
-            sums: vec![[[0.0; ROWS]; GATHER]; tokens],
-            slot: 0,
-        }
+        Self(vec![[[0.0; ROWS]; GROUP]; tokens])
     }
 
-    /// Stores a chunk's sums of token `t`, or adds them to what the chunks before gave.
+    /// Stores a chunk's sums of token `t` and the group's tile `slot`, or adds them to what the chunks before gave.
     #[target_feature(enable = "avx512f")]
     #[inline]
-    fn put(&mut self, t: usize, first: bool, acc: __m512) {
-        let p = self.sums[t][self.slot].as_mut_ptr();
+    fn put(&mut self, t: usize, slot: usize, first: bool, acc: __m512) {
+        let p = self.0[t][slot].as_mut_ptr();
         // SAFETY: 16 values are there.
         unsafe {
             let sum = if first {
@@ -63,21 +56,23 @@ impl Sums {
         }
     }
 
-    /// Tile `tile` is summed; writes it and those gathered before it if there is no room for another or none comes.
-    fn next(&mut self, w: &TileMatrix<'_>, tile: usize, is_last: bool, out: &Shared<'_, f32>) {
-        self.slot += 1;
-        if self.slot < GATHER && !is_last {
-            return;
-        }
-        let first = tile + 1 - self.slot;
-        let rows = (self.slot - 1) * ROWS + w.tile_rows(tile);
-        for (t, sums) in self.sums.iter().enumerate() {
+    /// Writes the results of a group of tiles.
+    fn write(&self, w: &TileMatrix<'_>, group: &Range<usize>, out: &Shared<'_, f32>) {
+        let rows = (group.len() - 1) * ROWS + w.tile_rows(group.end - 1);
+        for (t, sums) in self.0.iter().enumerate() {
             // SAFETY: each tile writes its own rows of every token.
-            let out = unsafe { out.part(t * w.n() + first * ROWS, rows) };
+            let out = unsafe { out.part(t * w.n() + group.start * ROWS, rows) };
             out.copy_from_slice(&sums.as_flattened()[..rows]);
         }
-        self.slot = 0;
     }
+}
+
+/// Groups of up to [`GROUP`] tiles.
+fn groups(tiles: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    tiles
+        .clone()
+        .step_by(GROUP)
+        .map(move |start| start..tiles.end.min(start + GROUP))
 }
 
 /// Tiles of a `Block32` format. At least [`TILE`] tokens.
@@ -97,10 +92,11 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
     let mut sums = Sums::new(acts.tokens());
     // SAFETY: the caller's promise.
     unsafe { amx::configure(32) };
-    let (token_tiles, end) = (acts.tokens().div_ceil(TILE), tiles.end);
-    for tile in tiles {
-        let mut blocks = TileBlocks::new(w, tile);
-        for first in (0..w.blocks()).step_by(CHUNK32) {
+    let token_tiles = acts.tokens().div_ceil(TILE);
+    for group in groups(tiles) {
+        let chunks = (0..w.blocks()).step_by(CHUNK32);
+        for (first, tile) in chunks.flat_map(|first| group.clone().map(move |tile| (first, tile))) {
+            let (mut blocks, slot) = (TileBlocks::new(w, tile), tile - group.start);
             let n = chunk.unpack::<U>(&mut blocks, first);
             lower_codes(&mut chunk.q[..n], U::BIAS as u8);
             // A unit is up to BLOCKS blocks of one token tile.
@@ -161,12 +157,12 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
                 }
                 if start + count == n {
                     for (j, acc) in acc.iter().enumerate().take(acts.tokens() - tt * TILE) {
-                        sums.put(tt * TILE + j, first == 0, *acc);
+                        sums.put(tt * TILE + j, slot, first == 0, *acc);
                     }
                 }
             }
         }
-        sums.next(w, tile, tile + 1 == end, out);
+        sums.write(w, &group, out);
     }
     // SAFETY: the caller's promise.
     unsafe { amx::release() };
@@ -239,11 +235,12 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
     let mut sums = Sums::new(acts.tokens());
     // SAFETY: the caller's promise.
     unsafe { amx::configure(64) };
-    let (token_tiles, end) = (acts.tokens().div_ceil(TILE), tiles.end);
+    let token_tiles = acts.tokens().div_ceil(TILE);
     let pairs = token_tiles.div_ceil(2);
-    for tile in tiles {
-        let mut blocks = TileBlocks::new(w, tile);
-        for first in (0..w.blocks()).step_by(CHUNK256) {
+    for group in groups(tiles) {
+        let chunks = (0..w.blocks()).step_by(CHUNK256);
+        for (first, tile) in chunks.flat_map(|first| group.clone().map(move |tile| (first, tile))) {
+            let (mut blocks, slot) = (TileBlocks::new(w, tile), tile - group.start);
             let n = CHUNK256.min(w.blocks() - first);
             for i in 0..n {
                 chunk[i].unpack::<U>(&mut blocks, first + i);
@@ -289,11 +286,11 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
                             acc = subtract_min(&chunk[i], acts, d_at, acc);
                         }
                     }
-                    sums.put(t, first == 0, acc);
+                    sums.put(t, slot, first == 0, acc);
                 }
             }
         }
-        sums.next(w, tile, tile + 1 == end, out);
+        sums.write(w, &group, out);
     }
     // SAFETY: the caller's promise.
     unsafe { amx::release() };

@@ -1,7 +1,7 @@
 //! Architectures: what each makes of its keys, and which tensors its layers have. One file each.
 //!
 //! A dense transformer's layer is always `norm, attention, add, norm, gated feed-forward, add`; the files say where the
-//! norms, biases, windows and scales are. To add an architecture, add a file and a line to [`ALL`].
+//! norms, biases, windows and scales are. To add an architecture, add a file and a line to `ALL`.
 
 mod gemma3;
 mod llama;

@@ -147,14 +147,14 @@ impl Layout {
         let stride = self.block_bytes();
         let (mut from, mut to) = (0, 0);
         for Field { n, w } in self.fields() {
-            for i in 0..n {
-                for r in 0..rows {
-                    let src = r * stride + from + i * w;
-                    tile_block[to..to + w].copy_from_slice(&records[src..src + w]);
-                    to += w;
-                }
+            let out = &mut tile_block[to..to + n * w * rows];
+            match w {
+                1 => interleave_items::<1>(rows, stride, from, records, out),
+                2 => interleave_items::<2>(rows, stride, from, records, out),
+                _ => interleave_items::<4>(rows, stride, from, records, out),
             }
             from += n * w;
+            to += n * w * rows;
         }
         debug_assert_eq!(to, tile_block.len());
     }
@@ -226,6 +226,23 @@ impl Layout {
     }
 }
 
+/// Item `i` of every row, then item `i + 1` of every row, ...
+fn interleave_items<const W: usize>(
+    rows: usize,
+    stride: usize,
+    from: usize,
+    records: &[u8],
+    out: &mut [u8],
+) {
+    for (i, out) in out.chunks_exact_mut(W * rows).enumerate() {
+        for (r, out) in out.chunks_exact_mut(W).enumerate() {
+            let at = r * stride + from + i * W;
+            let item: [u8; W] = records[at..at + W].try_into().expect("an item of W bytes");
+            out.copy_from_slice(&item);
+        }
+    }
+}
+
 impl Planes {
     /// Writes a run's planes, returns the bytes written.
     fn write(&self, codes: &[u8], out: &mut [u8]) -> usize {
@@ -233,20 +250,27 @@ impl Planes {
             low_bits,
             high_bits,
         } = *self;
-        let bytes = 4 * (low_bits + high_bits) as usize;
-        out[..bytes].fill(0);
+        let codes: &[u8; 32] = codes.try_into().expect("a run of 32 codes");
         let high_bytes = 4 * high_bits as usize;
-        for (i, &code) in codes.iter().enumerate() {
-            let (group, byte) = (i / 4, i % 4);
-            if high_bits > 0 {
-                let per_word = 8 / high_bits as usize;
-                let shift = high_bits as usize * (group % per_word);
-                out[4 * (group / per_word) + byte] |= (code >> low_bits) << shift;
+        let bytes = high_bytes + 4 * low_bits as usize;
+        let (high, low) = out[..bytes].split_at_mut(high_bytes);
+        match high_bits {
+            1 => {
+                for (byte, high) in high.iter_mut().enumerate() {
+                    *high = (0..8).fold(0, |word, group| {
+                        word | (codes[4 * group + byte] >> low_bits) << group
+                    });
+                }
             }
-            let per_word = 8 / low_bits as usize;
-            let (word, slot) = low_place(low_bits, group, per_word);
-            out[high_bytes + 4 * word + byte] |=
-                (code & ((1 << low_bits) - 1)) << (low_bits as usize * slot);
+            2 => pack_two_bits(codes, low_bits, high),
+            _ => {}
+        }
+        if low_bits == 4 {
+            for (i, low) in low.iter_mut().enumerate() {
+                *low = codes[i] & 15 | codes[i + 16] << 4;
+            }
+        } else {
+            pack_two_bits(codes, 0, low);
         }
         bytes
     }
@@ -272,6 +296,16 @@ impl Planes {
             }
         }
         4 * (low_bits + high_bits) as usize
+    }
+}
+
+/// Two bits of each code, from bit `shift` on: 4 neighbouring groups a word.
+fn pack_two_bits(codes: &[u8; 32], shift: u32, out: &mut [u8]) {
+    for (i, out) in out.iter_mut().enumerate() {
+        let (word, byte) = (i / 4, i % 4);
+        *out = (0..4).fold(0, |bits, i| {
+            bits | (codes[16 * word + 4 * i + byte] >> shift & 3) << (2 * i)
+        });
     }
 }
 
@@ -341,8 +375,14 @@ mod file {
             }
             return Header::of(&[&b[..high.unwrap_or(qs)]]);
         }
-        for (i, c) in codes.iter_mut().enumerate() {
-            *c = code(ty, b, i);
+        // Codes come in runs of consecutive bytes with one shift each, in every format.
+        for (run, codes) in codes.chunks_exact_mut(16).enumerate() {
+            let [(lo, lo_shift, lo_bits), (hi, hi_shift, hi_bits)] = pieces(ty, 16 * run);
+            let (lo, lo_mask) = (&b[lo..lo + 16], (1 << lo_bits) - 1);
+            let (hi, hi_mask) = (&b[hi..hi + 16], ((1u16 << hi_bits) - 1) as u8);
+            for ((code, lo), hi) in codes.iter_mut().zip(lo).zip(hi) {
+                *code = lo >> lo_shift & lo_mask | (hi >> hi_shift & hi_mask) << lo_bits;
+            }
         }
         match ty {
             TensorType::Q2_K => Header::of(&[&b[..16], &b[80..84]]),
@@ -386,13 +426,6 @@ mod file {
             ],
             _ => unreachable!("{} has no planes", ty.name()),
         }
-    }
-
-    fn code(ty: TensorType, b: &[u8], i: usize) -> u8 {
-        let [(lo, lo_shift, lo_bits), (hi, hi_shift, hi_bits)] = pieces(ty, i);
-        let low = b[lo] >> lo_shift & ((1 << lo_bits) - 1);
-        let high = b[hi] >> hi_shift & (((1u16 << hi_bits) - 1) as u8);
-        low | high << lo_bits
     }
 
     /// The inverse of [`split`].

@@ -4,7 +4,7 @@ use super::limits::{CONTEXT_MAX, HEAD_MAX, HEADS_MAX, LAYERS_MAX, WIDTH_MAX};
 use super::rope::{Rope, Scaling};
 use crate::error::Error;
 use cpu::ops::{Gate, RopePairs};
-use gguf::Metadata;
+use gguf::{Array, Metadata, Value};
 
 /// What the layers of a dense transformer have in common.
 #[derive(Debug, Clone)]
@@ -111,6 +111,17 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// A truth value for each of `n` layers; `None` if the key is missing or is no such list.
+    pub(super) fn flags(&self, key: &str, n: usize) -> Result<Option<Vec<bool>>, Error> {
+        match self.meta.get(&self.name(key)) {
+            Some(Value::Array(Array::Bool(flags))) if flags.len() != n => {
+                Err(self.bad(key, format!("lists {} layers, expected {n}", flags.len())))
+            }
+            Some(Value::Array(Array::Bool(flags))) => Ok(Some(flags.to_vec())),
+            _ => Ok(None),
+        }
+    }
+
     pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>, Error> {
         Ok(self.meta.str(&self.name(key))?)
     }
@@ -132,19 +143,25 @@ impl Config {
                 format!("is {heads_kv}, which does not divide {heads} heads"),
             ));
         }
-        let per_head = width / heads;
-        let head_k = keys
-            .optional_count("attention.key_length", HEAD_MAX)?
-            .unwrap_or(per_head);
-        let head_v = keys
-            .optional_count("attention.value_length", HEAD_MAX)?
-            .unwrap_or(per_head);
-        if head_k == 0 || head_v == 0 {
-            return Err(keys.bad(
+        let head = |key| match keys.optional_count(key, HEAD_MAX)? {
+            Some(n) => Ok(n),
+            None if width % heads != 0 => Err(keys.bad(
                 "attention.head_count",
-                format!("is {heads}, more than the width of {width}"),
-            ));
-        }
+                format!(
+                    "is {heads}, which does not divide the width of {width}, and {key} is missing"
+                ),
+            )),
+            None if width / heads > HEAD_MAX as usize => Err(keys.bad(
+                "attention.head_count",
+                format!(
+                    "is {heads}, which makes heads of {}, expected up to {HEAD_MAX}",
+                    width / heads
+                ),
+            )),
+            None => Ok(width / heads),
+        };
+        let head_k = head("attention.key_length")?;
+        let head_v = head("attention.value_length")?;
         let eps = keys.f32("attention.layer_norm_rms_epsilon")?;
         let norm_eps =
             eps.ok_or_else(|| keys.bad("attention.layer_norm_rms_epsilon", "is missing"))?;
@@ -233,7 +250,18 @@ fn rope(keys: &Keys<'_>, head: usize, n_ctx_train: usize) -> Result<Rope, Error>
     };
     Ok(Rope {
         dims,
-        freq_base: keys.positive("rope.freq_base")?.unwrap_or(10_000.0),
+        freq_base: freq_base(keys, "rope.freq_base")?,
         scaling,
     })
 }
+
+/// A base of rope's frequencies. At 1 all pairs would turn alike, and YaRN's ramp would divide by its logarithm.
+pub(super) fn freq_base(keys: &Keys<'_>, key: &str) -> Result<f32, Error> {
+    match keys.f32(key)? {
+        Some(base) if base <= 1.0 => Err(keys.bad(key, format!("is {base}, expected more than 1"))),
+        base => Ok(base.unwrap_or(10_000.0)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

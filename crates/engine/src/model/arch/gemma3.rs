@@ -2,6 +2,7 @@
 //! embeddings times the square root of the width. Norm weights are stored with their 1 added.
 
 use super::{Arch, Config, Error, Keys, Parts, Presence};
+use crate::model::config::freq_base;
 use cpu::ops::Gate;
 
 pub(super) static ARCH: Arch = Arch {
@@ -24,14 +25,9 @@ fn adjust(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
     config.gate = Gate::Gelu;
     config.embedding_scale = (config.width as f32).sqrt();
     config.window = keys.optional_count("attention.sliding_window", u32::MAX)?;
-    let pattern = keys
-        .optional_count("attention.sliding_window_pattern", u32::MAX)?
-        .unwrap_or(PATTERN);
-    config.windowed = (0..config.n_layer)
-        .map(|i| i % pattern < pattern - 1)
-        .collect();
+    config.windowed = windowed(keys, config.n_layer)?;
     // Windowed layers keep the base and the positions that all Gemma models before had.
-    config.rope_windowed.freq_base = keys.positive("rope.freq_base_swa")?.unwrap_or(10_000.0);
+    config.rope_windowed.freq_base = freq_base(keys, "rope.freq_base_swa")?;
     config.rope_windowed.scaling = super::super::rope::Scaling::None;
     if config.n_layer == LAYERS_27B {
         config.attention_scale = 1.0 / ((config.width / config.heads) as f32).sqrt();
@@ -39,4 +35,14 @@ fn adjust(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
     config.logit_soft_cap = keys.positive("final_logit_softcapping")?;
     config.attention_soft_cap = keys.positive("attn_logit_softcapping")?;
     Ok(())
+}
+
+/// Which layers have a window: files say it for each layer, or how many layers there are from one without to the next.
+fn windowed(keys: &Keys<'_>, n_layer: usize) -> Result<Vec<bool>, Error> {
+    const KEY: &str = "attention.sliding_window_pattern";
+    if let Some(flags) = keys.flags(KEY, n_layer)? {
+        return Ok(flags);
+    }
+    let pattern = keys.optional_count(KEY, u32::MAX)?.unwrap_or(PATTERN);
+    Ok((0..n_layer).map(|i| i % pattern < pattern - 1).collect())
 }

@@ -114,6 +114,7 @@ impl Model {
     ) -> Result<Self, Error> {
         let (arch, config) = read_arch(file)?;
         file.check_data()?;
+        Tensors::load(&Loader::checking(file), arch, &config)?;
         let pool = Pool::new(
             options.threads.unwrap_or_else(default_threads),
             options.pinning,
@@ -126,41 +127,20 @@ impl Model {
             })
         };
         let loader = Loader::new(file, &pool, &mut tell)?;
-        let (d, v) = (config.width, config.n_vocab);
-        let embedding = loader.matrix("token_embd.weight", d, v)?;
-        let output = if loader.has("output.weight") {
-            Some(loader.matrix("output.weight", d, v)?)
-        } else {
-            None
-        };
-        let output_norm = loader.vector("output_norm.weight", d)?;
-        let layers = (0..config.n_layer)
-            .map(|i| layer(&loader, arch, &config, i))
-            .collect::<Result<_, _>>()?;
-        let factors = if loader.has("rope_freqs.weight") {
-            let factors = loader.vector("rope_freqs.weight", config.rope.dims / 2)?;
-            if let Some(bad) = factors.iter().find(|f| !f.is_finite() || **f <= 0.0) {
-                return Err(Error::Parameter {
-                    key: "tensor rope_freqs.weight".to_owned(),
-                    problem: format!("holds {bad}, expected positive factors"),
-                });
-            }
-            Some(factors)
-        } else {
-            None
-        };
+        let tensors = Tensors::load(&loader, arch, &config)?;
         let weights = loader.into_weights();
+        let factors = tensors.rope_factors.as_deref();
         Ok(Self {
-            rope: config.rope.frequencies(factors.as_deref()),
-            rope_windowed: config.rope_windowed.frequencies(factors.as_deref()),
+            rope: config.rope.frequencies(factors),
+            rope_windowed: config.rope_windowed.frequencies(factors),
             config,
             pool,
             isa: options.isa.unwrap_or_else(Isa::best),
             weights,
-            embedding,
-            layers,
-            output_norm,
-            output,
+            embedding: tensors.embedding,
+            layers: tensors.layers,
+            output_norm: tensors.output_norm,
+            output: tensors.output,
             weight_bytes: total,
         })
     }
@@ -224,7 +204,61 @@ fn read_arch(file: &GgufFile) -> Result<(&'static Arch, Config), Error> {
         key: "tensor token_embd.weight".to_owned(),
         problem: format!("has {n_vocab} rows, more than there can be token ids"),
     })?;
+    // A tokenizer may have fewer tokens than the embedding has rows (padding), but each token needs a row.
+    if let Some(tokens) = meta.strings("tokenizer.ggml.tokens")?
+        && tokens.len() > n_vocab as usize
+    {
+        return Err(Error::Parameter {
+            key: "tokenizer.ggml.tokens".to_owned(),
+            problem: format!(
+                "lists {} tokens, but tensor token_embd.weight has rows for {n_vocab}",
+                tokens.len()
+            ),
+        });
+    }
     arch::read(meta, name, n_vocab as usize).ok_or_else(unsupported)?
+}
+
+/// The tensors of a model.
+struct Tensors {
+    rope_factors: Option<Vec<f32>>,
+    embedding: Matrix,
+    output: Option<Matrix>,
+    output_norm: Vec<f32>,
+    layers: Vec<Layer>,
+}
+
+impl Tensors {
+    fn load(loader: &Loader<'_>, arch: &Arch, c: &Config) -> Result<Self, Error> {
+        let (d, v) = (c.width, c.n_vocab);
+        Ok(Self {
+            rope_factors: rope_factors(loader, c)?,
+            embedding: loader.matrix("token_embd.weight", d, v)?,
+            output: if loader.has("output.weight") {
+                Some(loader.matrix("output.weight", d, v)?)
+            } else {
+                None
+            },
+            output_norm: loader.vector("output_norm.weight", d)?,
+            layers: (0..c.n_layer)
+                .map(|i| layer(loader, arch, c, i))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+fn rope_factors(loader: &Loader<'_>, c: &Config) -> Result<Option<Vec<f32>>, Error> {
+    if !loader.has("rope_freqs.weight") {
+        return Ok(None);
+    }
+    let factors = loader.vector("rope_freqs.weight", c.rope.dims / 2)?;
+    if let Some(bad) = factors.iter().find(|f| !f.is_finite() || **f <= 0.0) {
+        return Err(Error::Parameter {
+            key: "tensor rope_freqs.weight".to_owned(),
+            problem: format!("holds {bad}, expected positive factors"),
+        });
+    }
+    Ok(Some(factors))
 }
 
 fn layer(loader: &Loader<'_>, arch: &Arch, c: &Config, i: usize) -> Result<Layer, Error> {

@@ -68,9 +68,16 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// Loads tensors of one file.
+/// Loads tensors of one file, or only checks that they are what they should be: a file that cannot be used is refused
+/// before any memory is taken for its weights.
 pub(super) struct Loader<'a> {
     file: &'a GgufFile,
+    /// `None`: nothing is read.
+    target: Option<Target<'a>>,
+}
+
+/// Where tensors go.
+struct Target<'a> {
     pool: &'a Pool,
     progress: Progress<'a>,
     weights: RefCell<Weights>,
@@ -83,6 +90,11 @@ thread_local! {
 }
 
 impl<'a> Loader<'a> {
+    /// Checks names, shapes and types, and gives out empty tensors.
+    pub(super) fn checking(file: &'a GgufFile) -> Self {
+        Self { file, target: None }
+    }
+
     /// Takes memory for all matrices of a file.
     pub(super) fn new(
         file: &'a GgufFile,
@@ -101,16 +113,19 @@ impl<'a> Loader<'a> {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         Ok(Self {
             file,
-            pool,
-            progress: Progress::new(total, tell),
-            weights: RefCell::new(Weights(Buffer::new(bytes).map_err(memory)?)),
-            used: Cell::new(0),
+            target: Some(Target {
+                pool,
+                progress: Progress::new(total, tell),
+                weights: RefCell::new(Weights(Buffer::new(bytes).map_err(memory)?)),
+                used: Cell::new(0),
+            }),
         })
     }
 
     /// The memory, with what was loaded.
     pub(super) fn into_weights(self) -> Weights {
-        self.weights.into_inner()
+        let target = self.target.expect("only asked of a loader that reads");
+        target.weights.into_inner()
     }
 
     fn find(&self, name: &str) -> Result<&TensorInfo, Error> {
@@ -145,17 +160,27 @@ impl<'a> Loader<'a> {
             source,
         };
         formats::require(t.ty).map_err(format)?;
+        let Some(target) = &self.target else {
+            return Ok(Matrix {
+                ty: t.ty,
+                n,
+                k,
+                start: 0,
+            });
+        };
         let layout = Layout::of(t.ty).expect("every supported format has a layout");
         let row_bytes = k / layout.block_len() * layout.block_bytes();
-        let place = self.used.get();
-        self.used
+        let place = target.used.get();
+        target
+            .used
             .set(place + (n * row_bytes).next_multiple_of(ALIGN));
-        let mut weights = self.weights.borrow_mut();
+        let mut weights = target.weights.borrow_mut();
         let data = &mut weights.0[place..place + n * row_bytes];
         let tile_bytes = ROWS * row_bytes;
         let per_piece = (PIECE_BYTES / tile_bytes).max(1);
-        let (failed, file, progress) = (Mutex::new(None), self.file, &self.progress);
-        self.pool
+        let (failed, file, progress) = (Mutex::new(None), self.file, &target.progress);
+        target
+            .pool
             .chunks_mut(data, per_piece * tile_bytes, |piece, out| {
                 let (start, bytes) = (piece * per_piece * tile_bytes, out.len());
                 let read = PIECE.with_borrow_mut(|rows| {
@@ -198,6 +223,9 @@ impl<'a> Loader<'a> {
                 found: t.ty.name(),
             });
         }
+        let Some(target) = &self.target else {
+            return Ok(Vec::new());
+        };
         let mut bytes = vec![0; n * t.ty.block_bytes()];
         self.file.read_at(t, 0, &mut bytes)?;
         let mut values = vec![0.0; n];
@@ -205,7 +233,7 @@ impl<'a> Loader<'a> {
             name: name.to_owned(),
             source,
         })?;
-        self.progress.add(bytes.len() as u64);
+        target.progress.add(bytes.len() as u64);
         Ok(values)
     }
 

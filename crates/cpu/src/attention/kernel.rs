@@ -4,6 +4,7 @@ use super::layout::PANEL;
 use super::{Blocks, CELLS, GROUP, KvShape, KvType, Params};
 use crate::isa::Isa;
 use crate::math::{exp, tanh};
+use crate::mem::fetch_ahead;
 use crate::simd::{F32x16, array, simd_kernel};
 use quant::act::{BLOCK32, quantise_block};
 use std::ops::Range;
@@ -253,6 +254,8 @@ fn attend_block_with<V: F32x16>(
 /// Sixteen consecutive values of a matrix, from any storage.
 trait Load: Copy {
     fn load<V: F32x16>(self, at: usize) -> V;
+    /// Fetches what the stream will need soon after `at`.
+    fn ahead(self, at: usize);
 }
 #[derive(Clone, Copy)]
 struct F32<'a>(&'a [f32]);
@@ -261,6 +264,10 @@ impl Load for F32<'_> {
     fn load<V: F32x16>(self, at: usize) -> V {
         V::load(&self.0[at..])
     }
+    #[inline(always)]
+    fn ahead(self, _: usize) {
+        // Converted a moment ago: in the cache.
+    }
 }
 #[derive(Clone, Copy)]
 struct F16<'a>(&'a [u8]);
@@ -268,6 +275,10 @@ impl Load for F16<'_> {
     #[inline(always)]
     fn load<V: F32x16>(self, at: usize) -> V {
         V::load_f16(&self.0[2 * at..])
+    }
+    #[inline(always)]
+    fn ahead(self, at: usize) {
+        fetch_ahead(&self.0[2 * at..]);
     }
 }
 
@@ -419,6 +430,9 @@ fn panel_scores<V: F32x16, L: Load, const N: usize, const W: usize>(
     let mut acc = [[V::splat(0.0); W]; N];
     let q = array!([&q[..0]; N], |r| &q[r * c..(r + 1) * c]);
     for i in 0..c {
+        for w in (0..W).step_by(2) {
+            k.ahead(base + i * PANEL + 16 * w);
+        }
         let k = array!([V::splat(0.0); W], |w| k.load(base + i * PANEL + 16 * w));
         for r in 0..N {
             let q = V::splat(q[r][i]);
@@ -556,6 +570,9 @@ fn columns<V: F32x16, L: Load, const N: usize, const W: usize>(
             add_cells(v, c, at, w[r], before, &mut acc[r]);
         }
         for n in low..high {
+            for i in (0..W).step_by(2) {
+                v.ahead(n * c + at + 16 * i);
+            }
             let v = array!([V::splat(0.0); W], |i| v.load(n * c + at + 16 * i));
             for r in 0..N {
                 let w = V::splat(w[r][n]);

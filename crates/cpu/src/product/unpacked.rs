@@ -1,5 +1,6 @@
 //! A tile's weights, unpacked into the first-level cache: what the quantised kernels multiply.
 
+use crate::mem::fetch_ahead;
 use quant::lanes::{RowF32, Run, Subs, Unpack32, Unpack256};
 use quant::product::{CHUNK, has_min};
 use quant::tile::{MAX_BLOCK_BYTES, ROWS, TileMatrix};
@@ -32,6 +33,9 @@ impl<'a> TileBlocks<'a> {
     pub(super) fn block(&mut self, b: usize) -> &[u8] {
         let bytes = self.w.layout().block_bytes();
         let block = &self.tile[b * self.rows * bytes..][..self.rows * bytes];
+        for line in (0..block.len()).step_by(64) {
+            fetch_ahead(&block[line..]);
+        }
         if self.rows == ROWS {
             return block;
         }

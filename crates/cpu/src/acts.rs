@@ -118,17 +118,13 @@ impl Acts {
         isa: Isa,
         x: &[f32],
         tokens: usize,
-        k: usize,
         block: usize,
         passes: Passes,
     ) {
+        let k = x.len() / tokens;
         assert!(block == BLOCK32 || block == BLOCK256, "blocks of {block}");
         assert_eq!(k % block, 0, "rows of {k} values in blocks of {block}");
-        assert!(
-            x.len() >= tokens * k,
-            "{} values of {tokens} tokens of {k}",
-            x.len()
-        );
+        assert_eq!(x.len(), tokens * k, "values of {tokens} tokens");
         let rows = tokens * passes.count();
         let room = rows.next_multiple_of(TILE) * k;
         assert!(
@@ -165,7 +161,7 @@ impl Acts {
                     ),
                 }
             };
-            quantise_tile(isa, &x[..tokens * k], k, block, &mut out);
+            quantise_tile(isa, x, k, block, &mut out);
         };
         // Below some thousand values a fork costs more than it saves.
         if rows * k < 8192 {
@@ -312,7 +308,7 @@ mod tests {
             let workers = Pool::new(2, Pinning::Free).unwrap();
             for isa in Isa::available() {
                 let mut acts = Acts::new(2 * tokens, k).unwrap();
-                acts.quantise(&workers, isa, &x, tokens, k, block, passes);
+                acts.quantise(&workers, isa, &x, tokens, block, passes);
                 for t in 0..tokens * passes.count() {
                     let token = &x[t % tokens * k..][..k];
                     let first = ActRow::new(token, block);

@@ -5,10 +5,10 @@
 //! | kernel | for | idea |
 //! |---|---|---|
 //! | `scalar` | any processor | the definition itself, row by row |
-//! | [`avx2`] | quantised | `vpmaddubsw` on 8 rows a register, 16-bit sums for as long as they cannot overflow |
-//! | [`avx512`] | quantised | `vpdpbusd` on 16 rows a register, up to 8 tokens a pass over unpacked weights |
-//! | [`amx`] | quantised, many tokens | 16 x 16 tiles; super-blocks as two planes, so that a tile runs over all 256 values |
-//! | [`float`] | F32, F16, BF16 | 16 rows a register, `fma` along K |
+//! | `avx2` | quantised | `vpmaddubsw` on 8 rows a register, 16-bit sums for as long as they cannot overflow |
+//! | `avx512` | quantised | `vpdpbusd` on 16 rows a register, up to 8 tokens a pass over unpacked weights |
+//! | `amx` | quantised, many tokens | 16 x 16 tiles; super-blocks as two planes, so that a tile runs over all 256 values |
+//! | `float` | F32, F16, BF16 | 16 rows a register, `fma` along K |
 //!
 //! All unpack a tile's weights once into the first-level cache and pass over the tokens there.
 

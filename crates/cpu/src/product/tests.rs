@@ -88,7 +88,7 @@ fn check(ty: TensorType, n: usize, k: usize, tokens: usize, rng: &mut Rng, wild:
         let pool = Pool::new(2, Pinning::Free).unwrap();
         let acts = act_block(ty).map(|block| {
             let mut acts = Acts::new(tokens, k).unwrap();
-            acts.quantise(&pool, isa, &x, tokens, k, block, Passes::One);
+            acts.quantise(&pool, isa, &x, tokens, block, Passes::One);
             acts
         });
         let of = |block| acts.as_ref().filter(|a| a.block() == block);
@@ -156,8 +156,8 @@ fn a_group_of_products_shares_one_fork() {
     let pool = Pool::new(2, Pinning::Free).unwrap();
     let isa = Isa::best();
     let (mut a32, mut a256) = (Acts::new(tokens, k).unwrap(), Acts::new(tokens, k).unwrap());
-    a32.quantise(&pool, isa, &x, tokens, k, 32, Passes::One);
-    a256.quantise(&pool, isa, &x, tokens, k, 256, Passes::One);
+    a32.quantise(&pool, isa, &x, tokens, 32, Passes::One);
+    a256.quantise(&pool, isa, &x, tokens, 256, Passes::One);
     let operand = Operand {
         x: &x,
         tokens,

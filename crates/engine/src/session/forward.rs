@@ -397,7 +397,7 @@ fn quantise<'a>(
             .iter()
             .any(|&ty| act_block(ty) == Some(block))
             .then(|| {
-                acts.quantise(&model.pool, model.isa, x, tokens, k, block, passes);
+                acts.quantise(&model.pool, model.isa, x, tokens, block, passes);
                 &*acts
             })
     };

@@ -212,21 +212,7 @@ fn attend_block_with<V: F32x16>(
         }
         KvType::Q8_0 | KvType::Q4_0 => {
             convert_k(shape, k, k32, k_scale);
-            for r in 0..n {
-                let runs = shape.c_k / 32;
-                let (q, q_scale) = (
-                    &q[r * shape.c_k..][..shape.c_k],
-                    &q_scale[r * runs..][..runs],
-                );
-                quantised_scores::<V>(
-                    k32,
-                    k_scale,
-                    q,
-                    q_scale,
-                    panels.clone(),
-                    &mut s[r * CELLS..][..CELLS],
-                );
-            }
+            quantised_scores::<V>(k32, k_scale, shape.c_k, q, q_scale, n, panels, s);
         }
     }
     for r in 0..n {
@@ -311,9 +297,9 @@ fn convert_k(shape: &KvShape, k: &[u8], out: &mut [f32], scale: &mut [f32]) {
                 .chunks_exact_mut(4 * PANEL)
                 .zip(codes.chunks_exact(4 * PANEL))
             {
-                for (cell, codes) in codes.chunks_exact(4).enumerate() {
-                    for (i, code) in codes.iter().enumerate() {
-                        out[i * PANEL + cell] = f32::from(*code as i8);
+                for (i, out) in out.chunks_exact_mut(PANEL).enumerate() {
+                    for (out, codes) in out.iter_mut().zip(codes.chunks_exact(4)) {
+                        *out = f32::from(codes[i] as i8);
                     }
                 }
             }
@@ -448,34 +434,66 @@ fn panel_scores<V: F32x16, L: Load, const N: usize, const W: usize>(
     }
 }
 
-/// Scores of one row against quantised K: the dot of 32 integers is exact in `f32`.
+/// Scores against quantised K: the dot of 32 integers is exact in `f32`, in any order.
 #[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "both operands have scales")]
 fn quantised_scores<V: F32x16>(
     k: &[f32],
     k_scale: &[f32],
+    c: usize,
     q: &[f32],
     q_scale: &[f32],
+    rows: usize,
     panels: Range<usize>,
     s: &mut [f32],
 ) {
-    let runs = q_scale.len();
+    let runs = c / 32;
     for panel in panels {
-        for part in 0..PANEL / 16 {
-            let mut acc = V::splat(0.0);
-            for run in 0..runs {
-                let base = (panel * runs + run) * 32 * PANEL + 16 * part;
-                // Two sums hide some latency; they are exact, so their order does not matter.
-                let mut dots = [V::splat(0.0); 2];
-                for i in 0..32 {
-                    dots[i % 2] =
-                        V::splat(q[run * 32 + i]).fma(V::load(&k[base + i * PANEL..]), dots[i % 2]);
-                }
-                let scale = V::splat(q_scale[run]).mul(V::load(
-                    &k_scale[(panel * runs + run) * PANEL + 16 * part..],
-                ));
-                acc = dots[0].add(dots[1]).fma(scale, acc);
+        let (k, k_scale) = (&k[panel * c * PANEL..], &k_scale[panel * runs * PANEL..]);
+        by_rows!(rows, |r, N| {
+            let (q, q_scale) = (&q[r * c..(r + N) * c], &q_scale[r * runs..(r + N) * runs]);
+            for part in 0..PANEL / 32 {
+                let s = &mut s[r * CELLS + panel * PANEL + 32 * part..];
+                quantised_part::<V, N>(&k[32 * part..], &k_scale[32 * part..], c, q, q_scale, s);
             }
-            acc.store(&mut s[panel * PANEL + 16 * part..]);
+        });
+    }
+}
+
+/// Scores of `N` rows and 32 cells of a panel.
+#[inline(always)]
+fn quantised_part<V: F32x16, const N: usize>(
+    k: &[f32],
+    k_scale: &[f32],
+    c: usize,
+    q: &[f32],
+    q_scale: &[f32],
+    s: &mut [f32],
+) {
+    let runs = c / 32;
+    let mut acc = [[V::splat(0.0); 2]; N];
+    for run in 0..runs {
+        let mut dots = [[V::splat(0.0); 2]; N];
+        for i in run * 32..run * 32 + 32 {
+            let k = array!([V::splat(0.0); 2], |w| V::load(&k[i * PANEL + 16 * w..]));
+            for r in 0..N {
+                let q = V::splat(q[r * c + i]);
+                for w in 0..2 {
+                    dots[r][w] = q.fma(k[w], dots[r][w]);
+                }
+            }
+        }
+        for w in 0..2 {
+            let k_scale = V::load(&k_scale[run * PANEL + 16 * w..]);
+            for r in 0..N {
+                let scale = V::splat(q_scale[r * runs + run]).mul(k_scale);
+                acc[r][w] = dots[r][w].fma(scale, acc[r][w]);
+            }
+        }
+    }
+    for (r, acc) in acc.iter().enumerate() {
+        for (w, acc) in acc.iter().enumerate() {
+            acc.store(&mut s[r * CELLS + 16 * w..]);
         }
     }
 }

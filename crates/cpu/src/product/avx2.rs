@@ -165,6 +165,9 @@ pub(super) fn tiles256<U: Unpack256>(
             for t in 0..acts.tokens() {
                 let mut acc = [_mm256_setzero_ps(); 2];
                 for (i, block) in chunk[..n].iter().enumerate() {
+                    if t == 0 {
+                        blocks.ahead::<1>(first + i, 0);
+                    }
                     acc = super256::<U>(block, acts, t, first + i, acc);
                 }
                 put(w, tile, out, t, first == 0, acc);

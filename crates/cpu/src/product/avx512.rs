@@ -169,6 +169,7 @@ pub(super) fn tiles256<U: Unpack256>(
                 block.unpack::<U>(&mut blocks, first + i);
             }
             by_tokens!(acts.tokens(), |t, N| tokens256::<U, N>(
+                &blocks,
                 &chunk[..n],
                 first,
                 acts,
@@ -182,6 +183,7 @@ pub(super) fn tiles256<U: Unpack256>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
 fn tokens256<U: Unpack256, const N: usize>(
+    blocks: &TileBlocks<'_>,
     chunk: &[Super256],
     first: usize,
     acts: &Acts,
@@ -197,6 +199,9 @@ fn tokens256<U: Unpack256, const N: usize>(
         let d_at = array!([0; N], |j| d_base[j] + b * height);
         let mut total = [_mm512_setzero_si512(); N];
         for run in 0..8 {
+            if t == 0 {
+                blocks.ahead::<8>(b, run);
+            }
             let k = (b * 256 + run / 2 * 64) * height + run % 2 * 32;
             let a = array!([&[0i8; 32]; N], |j| {
                 acts.q[q_base[j] + k..][..32].try_into().expect("32 codes")

@@ -29,13 +29,21 @@ impl<'a> TileBlocks<'a> {
         }
     }
 
+    /// Fetches a `1 / PARTS` of what lies some way behind block `b`. Large blocks are fetched part by part between the
+    /// products, since a long burst of fetches would wait for itself.
+    #[inline(always)]
+    pub(super) fn ahead<const PARTS: usize>(&self, b: usize, part: usize) {
+        let bytes = self.rows * self.w.layout().block_bytes();
+        let start = b * bytes;
+        for at in (start + bytes * part / PARTS..start + bytes * (part + 1) / PARTS).step_by(64) {
+            fetch_ahead(&self.tile[at..]);
+        }
+    }
+
     #[inline(always)]
     pub(super) fn block(&mut self, b: usize) -> &[u8] {
         let bytes = self.w.layout().block_bytes();
         let block = &self.tile[b * self.rows * bytes..][..self.rows * bytes];
-        for line in (0..block.len()).step_by(64) {
-            fetch_ahead(&block[line..]);
-        }
         if self.rows == ROWS {
             return block;
         }
@@ -71,6 +79,7 @@ impl Chunk32 {
     ) -> usize {
         let n = CHUNK32.min(blocks.w.blocks() - first);
         for i in 0..n {
+            blocks.ahead::<1>(first + i, 0);
             let block = blocks.block(first + i);
             U::codes(block, &mut self.q[i]);
             U::scales(block, &mut self.d[i]);

@@ -11,8 +11,8 @@ pub use rope::{Rope, Scaling};
 
 use crate::error::Error;
 use arch::{Arch, Presence};
+use cpu::Isa;
 use cpu::pool::{Pinning, Pool, default_threads};
-use cpu::{Isa, isa::IsaError};
 use gguf::{GgufFile, MapMode};
 use rope::Frequencies;
 use std::path::Path;
@@ -168,14 +168,6 @@ impl Model {
     pub(crate) fn output(&self) -> &Matrix {
         self.output.as_ref().unwrap_or(&self.embedding)
     }
-}
-
-/// Finds an instruction set by its flag.
-///
-/// # Errors
-/// If there is none of that name here.
-pub fn isa_by_name(name: &str) -> Result<Isa, IsaError> {
-    name.parse()
 }
 
 fn read_arch(file: &GgufFile) -> Result<(&'static Arch, Config), Error> {

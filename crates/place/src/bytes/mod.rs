@@ -1,0 +1,5 @@
+//! How many bytes things take.
+
+mod kv_type;
+
+pub use kv_type::KvType;

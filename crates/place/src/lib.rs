@@ -1,0 +1,13 @@
+//! Pure decisions about memory: what a model takes, what lies where, and why.
+//!
+//! Nothing here has a clock, reads a file, asks a device or knows another crate: a decision is a function of what it is given,
+//! so that it can be tested, explained and replayed on another machine.
+
+#![forbid(unsafe_code)]
+
+pub mod bytes;
+mod error;
+pub mod limits;
+pub mod model;
+
+pub use error::Error;

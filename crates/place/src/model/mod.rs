@@ -1,0 +1,1 @@
+//! What a plan must know of a model.

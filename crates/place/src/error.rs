@@ -75,4 +75,29 @@ pub enum Error {
         /// What it can be.
         expected: &'static str,
     },
+
+    /// A number of a machine's profile that no machine has.
+    #[error("profile: {field} {problem}")]
+    Profile {
+        /// Its path, or the name it was set by.
+        field: String,
+        /// What is wrong, as in "is 0, expected 0.001 to 1000000 GB/s".
+        problem: String,
+    },
+
+    /// A text that is no profile.
+    #[error("profile: {problem}")]
+    ProfileText {
+        /// What is wrong, with line and column where there are any.
+        problem: String,
+    },
+
+    /// A profile that does not ship.
+    #[error("no example profile {found:?}: expected one of {}", known.join(", "))]
+    ProfileName {
+        /// What was asked for.
+        found: String,
+        /// What there is.
+        known: Vec<&'static str>,
+    },
 }

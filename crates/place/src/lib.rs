@@ -9,5 +9,6 @@ pub mod bytes;
 mod error;
 pub mod limits;
 pub mod model;
+pub mod profile;
 
 pub use error::Error;

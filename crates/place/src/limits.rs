@@ -7,3 +7,15 @@ pub const LAYERS_MAX: u64 = 4096;
 
 /// Tensors that a description may list: the bound that the file format's reader has.
 pub const TENSORS_MAX: usize = 1 << 18;
+
+/// Bytes of a profile's text. A measured one has about 20 KB.
+pub const PROFILE_TEXT_BYTES_MAX: usize = 1 << 20;
+
+/// Entries of each list of a profile: formats times instruction sets stay under 100.
+pub const PROFILE_LIST_MAX: usize = 256;
+
+/// Memory of a machine or device in a profile; leaves room for sums in 64 bits.
+pub const MEMORY_BYTES_MAX: u64 = 1 << 50;
+
+/// Heads, and values of a head, in a profile.
+pub const HEADS_MAX: u64 = 1 << 16;

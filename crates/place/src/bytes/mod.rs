@@ -1,5 +1,16 @@
 //! How many bytes things take.
+//!
+//! Two figures of a cache: [`kv_bytes`] is what other engines' logs print, for comparison; [`kv_alloc_bytes`] what our blocks
+//! take, for plans. [`recurrent_bytes`] is state that takes the cache's place in layers of linear attention, and
+//! [`work_bytes`] what a session computes in.
 
+mod cache;
 mod kv_type;
+mod work;
 
+pub use cache::{
+    BLOCK_CELLS, Cache, KvAlloc, KvBytes, Streams, check_types, kv_alloc_bytes, kv_bytes,
+    recurrent_bytes,
+};
 pub use kv_type::KvType;
+pub use work::{WorkBytes, work_bytes};

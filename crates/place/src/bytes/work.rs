@@ -1,0 +1,180 @@
+//! Bytes that a session computes in.
+
+use serde::Serialize;
+
+use super::BLOCK_CELLS;
+use crate::error::Error;
+use crate::model::{Form, Keeps, Model};
+
+/// Tokens whose logits are computed at a time.
+const LOGIT_ROWS: u128 = 8;
+/// Tokens that quantised activations come in multiples of.
+const ACT_TILE: u128 = 16;
+/// Values that rows of quantised activations come in multiples of.
+const ACT_BLOCK: u128 = 256;
+/// Blocks of the cache whose partial results are folded first.
+const FOLD_GROUP: u128 = 4;
+
+/// Bytes of a session's work space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct WorkBytes {
+    /// Of everything below.
+    pub total: u64,
+    /// What goes from operation to operation, `f32`.
+    pub activations: u64,
+    /// What operations need inside: quantised activations, rope's angles, partial results of attention.
+    pub scratch: u64,
+    /// What a mixture of experts needs beside that.
+    pub experts: u64,
+    /// Logits.
+    pub logits: u64,
+}
+
+/// The widest rows of any layer.
+#[derive(Default)]
+struct Widest {
+    /// Query: H x C.
+    q: u128,
+    /// K of a token: K x C.
+    k: u128,
+    /// V of a token: K x C.
+    v: u128,
+    /// Attention's output: H x C.
+    out: u128,
+    /// A group's partial result of one token.
+    partial: u128,
+}
+
+/// Bytes of the work space of one session over `n_ctx` cells that takes up to `n_ubatch` tokens at a time (T of them, no more
+/// than the context has).
+///
+/// The buffers are those of `engine`'s `session::forward::Work`, and a test there compares:
+///
+/// ```text
+/// activations  4 * (T * (4 D + q + k + v + out + 2 F) + 8 D)     x, normed, delta (twice), q, k, v, attended, gate, up; last
+/// scratch      1.5 * pad16(max(T, 16)) * pad256(W)                activations in blocks of 32, W = max(F, D, out)
+///            + 1.5 * pad16(2 * max(T, 8)) * pad256(W)             activations in blocks of 256, two passes
+///            + 4 * 2 * 2 * T * (rope_dims / 2)                    cosines and sines, layers without and with a window
+///            + 4 * ceil(n_ctx / 1024) * H * (2 + C)               partial results of one token
+/// logits       4 * 2 * min(T, 8) * V
+/// experts      4 * T * (E + used * (2 F_e + D))                   router, gate and up, unweighted outputs
+/// ```
+///
+/// A quantised activation takes 1.5 bytes: its code, and for every 32 of them two `f32` and one `i32`, for every 16 one `i16`.
+/// `q`, `k`, `v` and `out` are the widest of all layers; F is the widest of dense layers and all shared experts together.
+/// Mixtures do not run yet, so `experts` is what the design asks for.
+///
+/// # Errors
+/// If `n_ctx` or `n_ubatch` is 0, or the bytes are more than 64 bits hold.
+pub fn work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<WorkBytes, Error> {
+    for (what, found) in [("a context", n_ctx), ("a ubatch", n_ubatch)] {
+        if found == 0 {
+            return Err(Error::Option {
+                what,
+                found,
+                expected: "1 or more",
+            });
+        }
+    }
+    let t = u128::from(n_ubatch.min(n_ctx));
+    let width = u128::from(model.width);
+    let w = widest(model)?;
+    let (shared_ff, expert_ff) = model
+        .experts
+        .map_or((0, 0), |e| (u128::from(e.shared_ff), u128::from(e.ff)));
+    let ff = u128::from(model.ff).max(shared_ff);
+    let row = sum(&[
+        product(&[4, width])?,
+        w.q,
+        w.k,
+        w.v,
+        w.out,
+        product(&[2, ff])?,
+    ])?;
+    let activations = product(&[4, sum(&[product(&[t, row])?, LOGIT_ROWS * width])?])?;
+
+    let widest_row = ff.max(width).max(w.out).max(expert_ff);
+    let acts = |tokens: u128| {
+        let tokens = tokens.next_multiple_of(ACT_TILE);
+        let values = product(&[tokens, widest_row.next_multiple_of(ACT_BLOCK)])?;
+        // Whole blocks of 256, so halves are whole.
+        sum(&[values, values / 2])
+    };
+    let pairs = u128::from(model.rope_dims / 2);
+    let groups = u128::from(n_ctx).div_ceil(u128::from(BLOCK_CELLS) * FOLD_GROUP);
+    let scratch = sum(&[
+        acts(t.max(2 * LOGIT_ROWS))?,
+        acts(2 * t.max(LOGIT_ROWS))?,
+        product(&[4, 2, 2, t, pairs])?,
+        product(&[4, groups, w.partial])?,
+    ])?;
+    let logits = product(&[4, 2, t.min(LOGIT_ROWS), model.n_vocab.into()])?;
+    let experts = match model.experts {
+        None => 0,
+        Some(e) => {
+            let each = sum(&[product(&[2, expert_ff])?, width])?;
+            let row = sum(&[e.total.into(), product(&[e.used.into(), each])?])?;
+            product(&[4, t, row])?
+        }
+    };
+    Ok(WorkBytes {
+        total: narrow(sum(&[activations, scratch, experts, logits])?)?,
+        activations: narrow(activations)?,
+        scratch: narrow(scratch)?,
+        experts: narrow(experts)?,
+        logits: narrow(logits)?,
+    })
+}
+
+fn widest(model: &Model) -> Result<Widest, Error> {
+    let mut widest = Widest::default();
+    for layer in &model.layers {
+        let keeps = match layer.keeps {
+            Keeps::SharedWith { layer } => model.layers[layer].keeps,
+            keeps => keeps,
+        };
+        let Keeps::Cells(cells) = keeps else {
+            continue;
+        };
+        let (heads, heads_kv) = (u128::from(layer.heads), u128::from(cells.heads));
+        let head_out = match cells.form {
+            Form::Heads => cells.head_v,
+            // Attention in the latent space gives vectors of its size, which the file has as V's.
+            Form::Latent => model.head_v,
+        };
+        let (head_k, head_v) = (u128::from(cells.head_k), u128::from(cells.head_v));
+        let head_out = u128::from(head_out);
+        for (most, row) in [
+            (&mut widest.q, product(&[heads, head_k])?),
+            (&mut widest.k, product(&[heads_kv, head_k])?),
+            (&mut widest.v, product(&[heads_kv, head_v])?),
+            (&mut widest.out, product(&[heads, head_out])?),
+            (&mut widest.partial, product(&[heads, 2 + head_out])?),
+        ] {
+            *most = row.max(*most);
+        }
+    }
+    Ok(widest)
+}
+
+const WORK: Error = Error::Overflow {
+    what: "the work space",
+};
+
+fn product(factors: &[u128]) -> Result<u128, Error> {
+    factors
+        .iter()
+        .try_fold(1_u128, |product, &n| product.checked_mul(n))
+        .ok_or(WORK)
+}
+
+fn sum(terms: &[u128]) -> Result<u128, Error> {
+    terms
+        .iter()
+        .try_fold(0_u128, |sum, &n| sum.checked_add(n))
+        .ok_or(WORK)
+}
+
+fn narrow(n: u128) -> Result<u64, Error> {
+    u64::try_from(n).map_err(|_| WORK)
+}

@@ -135,6 +135,7 @@ pub(super) fn sum(
         add(&mut total, t.bytes)?;
         add(&mut sums.n_params, t.elements)?;
         let routed = t.is_routed();
+        sums.routed |= routed != Routed::No;
         let layer = t
             .layer()
             .map(|(i, _)| usize::try_from(i).unwrap_or(usize::MAX));

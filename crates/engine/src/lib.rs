@@ -7,6 +7,7 @@ pub mod eval;
 pub mod fetch;
 pub mod generate;
 pub mod model;
+pub mod plan;
 pub mod sampler;
 pub mod session;
 pub mod stop;

@@ -1,0 +1,3 @@
+//! Plans: what decisions about memory are made from, and what becomes of them.
+
+pub mod describe;

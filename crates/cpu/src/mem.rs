@@ -135,18 +135,25 @@ fn huge(bytes: usize) -> Option<MmapMut> {
     Some(map)
 }
 
-/// How far ahead of the bytes in work a stream is fetched: hardware prefetchers alone keep too few lines in flight for one
-/// token's work, which does little with each.
-const AHEAD_BYTES: usize = 4096;
+/// How far ahead of the bytes in work a stream is fetched, into the second-level cache and from there into the first.
+///
+/// Hardware prefetchers alone keep too few lines in flight for one token's work, which does little with each. The
+/// first-level cache can wait for 16 lines only, less than memory's latency times its bandwidth, so that fetching straight
+/// into it stops at two thirds of what both steps reach.
+const AHEAD_BYTES: [usize; 2] = [4096, 1024];
 
-/// Fetches the cache line that lies [`AHEAD_BYTES`] behind the first of these bytes.
+/// Fetches the cache lines that lie [`AHEAD_BYTES`] behind the first of these bytes.
 #[inline(always)]
 pub(crate) fn fetch_ahead(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        let [far, near] = AHEAD_BYTES.map(|ahead| bytes.as_ptr().wrapping_add(ahead).cast());
         // SAFETY: a prefetch of any address is only a hint and never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(AHEAD_BYTES).cast()) }
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(far);
+            _mm_prefetch::<_MM_HINT_T0>(near);
+        }
     }
 }
 

@@ -15,44 +15,135 @@ pub type Run = [u8; 512];
 /// One `f32` a row of a tile.
 pub type RowF32 = [f32; ROWS];
 
-/// One integer a row of a tile.
-pub type RowI32 = [i32; ROWS];
-
-/// A format of class `Block32`.
-pub trait Unpack32 {
+/// How a format codes its values.
+pub trait Codes {
     /// The format.
     const TY: TensorType;
     /// What codes have been raised by.
     const BIAS: i32;
     /// Bits a code.
     const BITS: u32;
+    /// Where the codes are; `None` for indices of a grid, which are unpacked row by row.
+    const PLANES: Option<Planes>;
+}
+
+/// A format of class `Block32`.
+pub trait Unpack32: Codes {
     /// Codes of a block of a full tile.
-    fn codes(block: &[u8], out: &mut Run);
+    #[inline(always)]
+    fn codes(block: &[u8], out: &mut Run) {
+        Self::PLANES
+            .expect("blocks of 32 have planes")
+            .unpack(block, 0, out);
+    }
     /// Scale of each row.
     fn scales(block: &[u8], out: &mut RowF32);
     /// Offset of each row; not called for formats without one.
     fn offsets(block: &[u8], out: &mut RowF32);
 }
 
-/// Sub-scales or sub-minima of a block: one integer for each 16 values of each row.
-pub type Subs = [RowI32; 16];
+/// Sub-scales of a block: one for each 32 values of each row, the rest unused, or one for each 16.
+pub type Scales = [[i8; ROWS]; 16];
+
+/// Sub-minima of a block, as [`Scales`].
+pub type Minima = [[u8; ROWS]; 16];
+
+/// Where the codes of a block of a full tile are, for formats that keep them in planes.
+#[derive(Debug, Clone, Copy)]
+pub struct Planes {
+    /// First byte of run 0; the runs follow each other.
+    pub at: usize,
+    /// Bits of a code in the low plane: 2, 4, or 8 (signed: raised by 128 to a code).
+    pub low_bits: usize,
+    /// Bits of a code in the high plane, which lies before the low one: 0, 1 or 2.
+    pub high_bits: usize,
+    /// What the bits are an index of; themselves codes without.
+    pub table: Option<[u8; 16]>,
+}
+
+impl Planes {
+    /// High and low plane of run `run`.
+    #[inline(always)]
+    pub fn of<'b>(&self, block: &'b [u8], run: usize) -> (&'b [u8], &'b [u8]) {
+        let bytes = 64 * (self.high_bits + self.low_bits);
+        block[self.at + run * bytes..][..bytes].split_at(64 * self.high_bits)
+    }
+
+    #[inline(always)]
+    fn unpack(&self, block: &[u8], run: usize, out: &mut Run) {
+        let (high, low) = self.of(block, run);
+        match self.low_bits {
+            8 => {
+                for (out, code) in out.iter_mut().zip(low) {
+                    *out = code ^ 0x80;
+                }
+            }
+            4 => nibbles(low, out),
+            _ => two_bits(low, out),
+        }
+        if self.high_bits > 0 {
+            add_high(high, self.high_bits, self.low_bits as u32, out);
+        }
+        if let Some(table) = self.table {
+            for code in out.iter_mut() {
+                *code = table[usize::from(*code & 15)];
+            }
+        }
+    }
+}
+
+/// A table of values as one of codes.
+const fn raise(values: &[i8; 16], bias: u8) -> [u8; 16] {
+    let mut codes = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        codes[i] = (values[i] as u8).wrapping_add(bias);
+        i += 1;
+    }
+    codes
+}
+
+/// Planes of codes that are not looked up.
+const fn planes(at: usize, low_bits: usize, high_bits: usize) -> Planes {
+    Planes {
+        at,
+        low_bits,
+        high_bits,
+        table: None,
+    }
+}
 
 /// A format of class `Block256`.
-pub trait Unpack256 {
-    /// The format.
-    const TY: TensorType;
-    /// What codes have been raised by.
-    const BIAS: i32;
-    /// Bits a code.
-    const BITS: u32;
+pub trait Unpack256: Codes {
     /// Whether sub-blocks have 32 values (else 16).
     const SUB32: bool;
+    /// Factor of the scales in the file: `d`, at this byte, times this.
+    const D: (usize, f32);
+    /// Byte of the factor of the minima, for formats that have them.
+    const DMIN: Option<usize>;
     /// Codes of run `run` (of 8) of a block of a full tile.
-    fn codes(block: &[u8], run: usize, out: &mut Run);
+    #[inline(always)]
+    fn codes(block: &[u8], run: usize, out: &mut Run) {
+        Self::PLANES
+            .expect("a format without planes has its own way")
+            .unpack(block, run, out);
+    }
     /// Integer scales and, for formats with minima, integer minima.
-    fn subs(block: &[u8], scale: &mut Subs, min: &mut Subs);
+    fn subs(block: &[u8], scale: &mut Scales, min: &mut Minima);
     /// Factor of the scales and, for formats with minima, of the minima.
-    fn factors(block: &[u8], d: &mut RowF32, dmin: &mut RowF32);
+    #[inline(always)]
+    fn factors(block: &[u8], d: &mut RowF32, dmin: &mut RowF32) {
+        let (at, factor) = Self::D;
+        halves(&block[at..], d);
+        if factor != 1.0 {
+            for d in d.iter_mut() {
+                *d *= factor;
+            }
+        }
+        if let Some(at) = Self::DMIN {
+            halves(&block[at..], dmin);
+        }
+    }
 }
 
 /// Half to single precision, exact, subnormals, infinities and NaNs included, without branches.
@@ -75,9 +166,15 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     )
 }
 
+/// The first `N` bytes, checked once and not at every use.
+#[inline(always)]
+fn fixed<const N: usize>(bytes: &[u8]) -> &[u8; N] {
+    bytes[..N].try_into().expect("a slice of N bytes")
+}
+
 #[inline(always)]
 fn halves(bytes: &[u8], out: &mut RowF32) {
-    let bytes: &[u8; 2 * ROWS] = bytes[..2 * ROWS].try_into().expect("16 halves");
+    let bytes: &[u8; 2 * ROWS] = fixed(bytes);
     for (r, out) in out.iter_mut().enumerate() {
         *out = f16_to_f32(u16::from_le_bytes([bytes[2 * r], bytes[2 * r + 1]]));
     }
@@ -85,7 +182,7 @@ fn halves(bytes: &[u8], out: &mut RowF32) {
 
 #[inline(always)]
 fn nibbles(plane: &[u8], out: &mut Run) {
-    let plane: &[u8; 256] = plane[..256].try_into().expect("4 words of 16 rows");
+    let plane: &[u8; 256] = fixed(plane);
     let (low, high) = out.split_at_mut(256);
     for i in 0..256 {
         low[i] = plane[i] & 15;
@@ -118,25 +215,19 @@ fn two_bits(plane: &[u8], out: &mut Run) {
     }
 }
 
-#[inline(always)]
-fn look_up(table: &[i8; 16], bias: u8, out: &mut Run) {
-    for code in out.iter_mut() {
-        *code = (table[usize::from(*code & 15)] as u8).wrapping_add(bias);
-    }
-}
-
 macro_rules! format32 {
-    ($(#[$doc:meta])* $name:ident, bias $bias:expr, bits $bits:expr, |$b:ident, $out:ident| $codes:block, d $d:expr, m $m:expr) => {
+    ($(#[$doc:meta])* $name:ident, bias $bias:expr, bits $bits:expr, $planes:expr, d $d:expr, m $m:expr) => {
         $(#[$doc])*
         #[allow(non_camel_case_types)]
         #[derive(Debug)]
         pub enum $name {}
-        impl Unpack32 for $name {
+        impl Codes for $name {
             const TY: TensorType = TensorType::$name;
             const BIAS: i32 = $bias;
             const BITS: u32 = $bits;
-            #[inline(always)]
-            fn codes($b: &[u8], $out: &mut Run) $codes
+            const PLANES: Option<Planes> = Some($planes);
+        }
+        impl Unpack32 for $name {
             #[inline(always)]
             fn scales(block: &[u8], out: &mut RowF32) {
                 let scale: fn(&[u8], &mut RowF32) = $d;
@@ -152,23 +243,19 @@ macro_rules! format32 {
 }
 
 format32!(/// 4 bits, one scale.
-    Q4_0, bias 8, bits 4, |b, out| { nibbles(&b[32..], out) }, d halves, m None);
+    Q4_0, bias 8, bits 4, planes(32, 4, 0), d halves, m None);
 format32!(/// 4 bits, scale and offset.
-    Q4_1, bias 0, bits 4, |b, out| { nibbles(&b[64..], out) }, d halves, m Some(32));
+    Q4_1, bias 0, bits 4, planes(64, 4, 0), d halves, m Some(32));
 format32!(/// 5 bits, one scale.
-    Q5_0, bias 16, bits 5, |b, out| { nibbles(&b[96..], out); add_high(&b[32..96], 1, 4, out) }, d halves, m None);
+    Q5_0, bias 16, bits 5, planes(32, 4, 1), d halves, m None);
 format32!(/// 5 bits, scale and offset.
-    Q5_1, bias 0, bits 5, |b, out| { nibbles(&b[128..], out); add_high(&b[64..128], 1, 4, out) }, d halves, m Some(32));
+    Q5_1, bias 0, bits 5, planes(64, 4, 1), d halves, m Some(32));
 format32!(/// 8 bits, one scale.
-    Q8_0, bias 128, bits 8, |b, out| {
-        for (out, code) in out.iter_mut().zip(&b[32..544]) {
-            *out = code ^ 0x80;
-        }
-    }, d halves, m None);
+    Q8_0, bias 128, bits 8, planes(32, 8, 0), d halves, m None);
 format32!(/// 4-bit index into a table of 8-bit values, one scale.
-    IQ4_NL, bias 128, bits 8, |b, out| { nibbles(&b[32..], out); look_up(&formats::IQ4_NL_VALUES, 128, out) }, d halves, m None);
+    IQ4_NL, bias 128, bits 8, Planes { table: Some(raise(&formats::IQ4_NL_VALUES, 128)), ..planes(32, 4, 0) }, d halves, m None);
 format32!(/// 4-bit floats (E2M1, doubled to integers), one power of two.
-    MXFP4, bias 12, bits 5, |b, out| { nibbles(&b[16..], out); look_up(&formats::MXFP4_VALUES, 12, out) },
+    MXFP4, bias 12, bits 5, Planes { table: Some(raise(&formats::MXFP4_VALUES, 12)), ..planes(16, 4, 0) },
     d |b, out| {
         for (out, e) in out.iter_mut().zip(b) {
             *out = formats::mxfp4_scale(*e);
@@ -177,111 +264,98 @@ format32!(/// 4-bit floats (E2M1, doubled to integers), one power of two.
 
 /// The 6-bit scale and minimum of Q4_K and Q5_K, `bytes[12][16 rows]`.
 #[inline(always)]
-fn subs_6bit(bytes: &[u8], scale: &mut Subs, min: &mut Subs) {
-    let bytes: &[u8; 192] = bytes[..192].try_into().expect("12 bytes of 16 rows");
+fn subs_6bit(bytes: &[u8], scale: &mut Scales, min: &mut Minima) {
+    let bytes: &[u8; 192] = fixed(bytes);
     for j in 0..4 {
         for r in 0..ROWS {
-            let at = |i: usize| i32::from(bytes[16 * i + r]);
+            let at = |i: usize| bytes[16 * i + r];
             let (s, m, x) = (at(j), at(j + 4), at(j + 8));
-            let lo = (s & 63, m & 63);
-            let hi = (x & 15 | s >> 6 << 4, x >> 4 | m >> 6 << 4);
-            scale[2 * j][r] = lo.0;
-            scale[2 * j + 1][r] = lo.0;
-            min[2 * j][r] = lo.1;
-            min[2 * j + 1][r] = lo.1;
-            scale[2 * j + 8][r] = hi.0;
-            scale[2 * j + 9][r] = hi.0;
-            min[2 * j + 8][r] = hi.1;
-            min[2 * j + 9][r] = hi.1;
+            scale[j][r] = (s & 63) as i8;
+            min[j][r] = m & 63;
+            scale[j + 4][r] = (x & 15 | s >> 6 << 4) as i8;
+            min[j + 4][r] = x >> 4 | m >> 6 << 4;
         }
     }
 }
 
 macro_rules! format256 {
-    ($(#[$doc:meta])* $name:ident, bias $bias:expr, bits $bits:expr, sub32 $sub32:expr, |$b:ident, $run:ident, $out:ident| $codes:block,
-     |$sb:ident, $scale:ident, $min:ident| $subs:block, d $d:expr, factor $factor:expr, dmin $dmin:expr) => {
+    ($(#[$doc:meta])* $name:ident, bias $bias:expr, bits $bits:expr, sub32 $sub32:expr, $planes:expr,
+     |$sb:ident, $scale:ident, $min:ident| $subs:block, d $d:expr, dmin $dmin:expr $(, |$b:ident, $run:ident, $out:ident| $codes:block)?) => {
         $(#[$doc])*
         #[allow(non_camel_case_types)]
         #[derive(Debug)]
         pub enum $name {}
-        impl Unpack256 for $name {
+        impl Codes for $name {
             const TY: TensorType = TensorType::$name;
             const BIAS: i32 = $bias;
             const BITS: u32 = $bits;
+            const PLANES: Option<Planes> = $planes;
+        }
+        impl Unpack256 for $name {
             const SUB32: bool = $sub32;
+            const D: (usize, f32) = $d;
+            const DMIN: Option<usize> = $dmin;
+            $(#[inline(always)]
+            fn codes($b: &[u8], $run: usize, $out: &mut Run) $codes)?
             #[inline(always)]
-            fn codes($b: &[u8], $run: usize, $out: &mut Run) $codes
-            #[inline(always)]
-            fn subs($sb: &[u8], $scale: &mut Subs, $min: &mut Subs) $subs
-            #[inline(always)]
-            fn factors(block: &[u8], d: &mut RowF32, dmin: &mut RowF32) {
-                let at: Option<usize> = $dmin;
-                halves(&block[$d..], d);
-                if $factor != 1.0 {
-                    for d in d.iter_mut() {
-                        *d *= $factor;
-                    }
-                }
-                if let Some(at) = at { halves(&block[at..], dmin) }
-            }
+            fn subs($sb: &[u8], $scale: &mut Scales, $min: &mut Minima) $subs
         }
     };
 }
 
 format256!(/// 2 bits, 4-bit scales and minima of 16 values.
-    Q2_K, bias 0, bits 2, sub32 false, |b, run, out| { two_bits(&b[320 + 128 * run..], out) },
+    Q2_K, bias 0, bits 2, sub32 false, Some(planes(320, 2, 0)),
     |b, scale, min| {
+        let b: &[u8; 256] = fixed(b);
         for j in 0..16 {
             for r in 0..ROWS {
-                scale[j][r] = i32::from(b[16 * j + r] & 15);
-                min[j][r] = i32::from(b[16 * j + r] >> 4);
+                scale[j][r] = (b[16 * j + r] & 15) as i8;
+                min[j][r] = b[16 * j + r] >> 4;
             }
         }
-    }, d 256, factor 1.0, dmin Some(288));
+    }, d (256, 1.0), dmin Some(288));
 format256!(/// 3 bits, 6-bit signed scales of 16 values.
-    Q3_K, bias 4, bits 3, sub32 false,
-    |b, run, out| { let b = &b[224 + 192 * run..]; two_bits(&b[64..], out); add_high(&b[..64], 1, 2, out) },
+    Q3_K, bias 4, bits 3, sub32 false, Some(planes(224, 2, 1)),
     |b, scale, _min| {
+        let b: &[u8; 192] = fixed(b);
         for j in 0..16 {
             for r in 0..ROWS {
                 // Scales 0..8 are the low nibbles of bytes 0..8, 8..16 the high ones; bytes 8..12 hold the top two bits.
                 let low = b[16 * (j % 8) + r] >> (4 * (j / 8)) & 15;
                 let high = b[16 * (8 + j % 4) + r] >> (2 * (j / 4)) & 3;
-                scale[j][r] = i32::from(low | high << 4) - 32;
+                scale[j][r] = (low | high << 4) as i8 - 32;
             }
         }
-    }, d 192, factor 1.0, dmin None);
+    }, d (192, 1.0), dmin None);
 format256!(/// 4 bits, 6-bit scales and minima of 32 values.
-    Q4_K, bias 0, bits 4, sub32 true, |b, run, out| { nibbles(&b[256 + 256 * run..], out) },
-    |b, scale, min| { subs_6bit(&b[64..], scale, min) }, d 0, factor 1.0, dmin Some(32));
+    Q4_K, bias 0, bits 4, sub32 true, Some(planes(256, 4, 0)),
+    |b, scale, min| { subs_6bit(&b[64..], scale, min) }, d (0, 1.0), dmin Some(32));
 format256!(/// 5 bits, 6-bit scales and minima of 32 values.
-    Q5_K, bias 0, bits 5, sub32 true,
-    |b, run, out| { let b = &b[256 + 320 * run..]; nibbles(&b[64..], out); add_high(&b[..64], 1, 4, out) },
-    |b, scale, min| { subs_6bit(&b[64..], scale, min) }, d 0, factor 1.0, dmin Some(32));
+    Q5_K, bias 0, bits 5, sub32 true, Some(planes(256, 4, 1)),
+    |b, scale, min| { subs_6bit(&b[64..], scale, min) }, d (0, 1.0), dmin Some(32));
 format256!(/// 6 bits, 8-bit signed scales of 16 values.
-    Q6_K, bias 32, bits 6, sub32 false,
-    |b, run, out| { let b = &b[288 + 384 * run..]; nibbles(&b[128..], out); add_high(&b[..128], 2, 4, out) },
+    Q6_K, bias 32, bits 6, sub32 false, Some(planes(288, 4, 2)),
     |b, scale, _min| {
+        let b: &[u8; 256] = fixed(b);
         for j in 0..16 {
             for r in 0..ROWS {
-                scale[j][r] = i32::from(b[16 * j + r] as i8);
+                scale[j][r] = b[16 * j + r] as i8;
             }
         }
-    }, d 256, factor 1.0, dmin None);
+    }, d (256, 1.0), dmin None);
 format256!(/// 4-bit index into a table of 8-bit values, 6-bit signed scales of 32 values.
     IQ4_XS, bias 128, bits 8, sub32 true,
-    |b, run, out| { nibbles(&b[128 + 256 * run..], out); look_up(&formats::IQ4_NL_VALUES, 128, out) },
+    Some(Planes { table: Some(raise(&formats::IQ4_NL_VALUES, 128)), ..planes(128, 4, 0) }),
     |b, scale, _min| {
+        let b: &[u8; 128] = fixed(b);
         for j in 0..8 {
             for r in 0..ROWS {
-                let high = u16::from_le_bytes([b[32 + 2 * r], b[33 + 2 * r]]) >> (2 * j) & 3;
+                let high = b[32 + 2 * r + j / 4] >> (2 * (j % 4)) & 3;
                 let low = b[64 + 16 * (j / 2) + r] >> (4 * (j % 2)) & 15;
-                let s = i32::from(u16::from(low) | high << 4) - 32;
-                scale[2 * j][r] = s;
-                scale[2 * j + 1][r] = s;
+                scale[j][r] = (low | high << 4) as i8 - 32;
             }
         }
-    }, d 0, factor 1.0, dmin None);
+    }, d (0, 1.0), dmin None);
 
 /// Runs a format's row-wise unpacker over the rows of a tile's block. Grid scales are (2s + 1) times a power of two: the odd
 /// integer is the sub-scale, the power belongs to d.
@@ -300,22 +374,23 @@ fn by_row(ty: TensorType, block: &[u8], mut each: impl FnMut(usize, &formats::Bl
 
 macro_rules! grid {
     ($($(#[$doc:meta])* $name:ident, factor $factor:expr, sub32 $sub32:expr;)*) => {$(
-        format256!($(#[$doc])* $name, bias 64, bits 7, sub32 $sub32,
+        format256!($(#[$doc])* $name, bias 64, bits 7, sub32 $sub32, None,
+            |b, scale, _min| {
+                by_row(TensorType::$name, b, |r, row| {
+                    let step = if $sub32 { 2 } else { 1 };
+                    for (scale, s) in scale.iter_mut().zip(row.scale.iter().step_by(step)) {
+                        scale[r] = *s as i8;
+                    }
+                })
+            },
+            d (0, $factor), dmin None,
             |b, run, out| {
                 by_row(TensorType::$name, b, |r, row| {
                     for (i, q) in row.q[32 * run..32 * (run + 1)].iter().enumerate() {
                         out[64 * (i / 4) + 4 * r + i % 4] = (*q + 64) as u8;
                     }
                 })
-            },
-            |b, scale, _min| {
-                by_row(TensorType::$name, b, |r, row| {
-                    for (j, s) in row.scale.iter().enumerate() {
-                        scale[j][r] = i32::from(*s);
-                    }
-                })
-            },
-            d 0, factor $factor, dmin None);
+            });
     )*};
 }
 
@@ -517,21 +592,17 @@ mod tests {
                 }
             }
             for j in 0..16 {
+                let sub = if U::SUB32 { j / 2 } else { j };
                 assert_eq!(
-                    scale[j][r],
-                    i32::from(block.scale[j]),
+                    i16::from(scale[sub][r]),
+                    block.scale[j],
                     "{} row {r} scale {j}",
                     U::TY.name()
                 );
                 assert_eq!(
-                    min[j][r],
+                    i32::from(min[sub][r]),
                     i32::from(block.min[j]),
                     "{} row {r} min {j}",
-                    U::TY.name()
-                );
-                assert!(
-                    !U::SUB32 || scale[j][r] == scale[j ^ 1][r],
-                    "{} sub-blocks of 32",
                     U::TY.name()
                 );
             }

@@ -193,13 +193,13 @@ impl Planes {
     fn split<U: Unpack256>(&mut self, block: &Super256) {
         for (run, q) in block.q.iter().enumerate() {
             for (g, q) in q.chunks_exact(64).enumerate() {
-                let scale = &block.scale[2 * run + g / 4];
+                let scale = &block.scale[if U::SUB32 { run } else { 2 * run + g / 4 }];
                 let at = run * 512 + g * 64;
                 let (high, low) = (&mut self.high[at..at + 64], &mut self.low[at..at + 64]);
                 let mut wide = [0i16; 64];
                 for r in 0..16 {
                     for i in 0..4 {
-                        wide[4 * r + i] = scale[r] as i16;
+                        wide[4 * r + i] = i16::from(scale[r]);
                     }
                 }
                 for i in 0..64 {

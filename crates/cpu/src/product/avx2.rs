@@ -93,6 +93,18 @@ fn load_i32(x: &[i32; 16]) -> I32x16 {
     }
 }
 
+/// Sixteen bytes as integers.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn load_i8(x: &[i8; 16]) -> I32x16 {
+    // SAFETY: 16 bytes are there.
+    let x = unsafe { _mm_loadu_si128(x.as_ptr().cast()) };
+    [
+        _mm256_cvtepi8_epi32(x),
+        _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(x)),
+    ]
+}
+
 /// Stores a chunk's sums of token `t`, or adds them to what the chunks before gave.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
@@ -200,7 +212,7 @@ fn super256<U: Unpack256>(
                 sum += i32::from(sums[2 * run + 1]);
             }
             let off = _mm256_set1_epi32(-bias(U::BIAS, U::BITS) * sum);
-            let scale = load_i32(&block.scale[2 * run + sub]);
+            let scale = load_i8(&block.scale[subs * run + sub]);
             for half in 0..2 {
                 let scaled = _mm256_mullo_epi32(_mm256_add_epi32(dots[half], off), scale[half]);
                 total[half] = _mm256_add_epi32(total[half], scaled);

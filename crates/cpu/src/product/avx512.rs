@@ -224,7 +224,7 @@ fn tokens256<U: Unpack256, const N: usize>(
                         dot[j] = _mm512_dpbusd_epi32(dot[j], w, _mm512_set1_epi32(group(a[j], g)));
                     }
                 }
-                let scale = load_i32(&block.scale[2 * run + sub]);
+                let scale = load_i8(&block.scale[subs * run + sub]);
                 for j in 0..N {
                     total[j] = _mm512_add_epi32(total[j], _mm512_mullo_epi32(dot[j], scale));
                 }
@@ -272,7 +272,7 @@ fn group(a: &[i8; 32], g: usize) -> i32 {
 /// Group `g` of a run of weights.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn load(run: &[u8; 512], g: usize) -> __m512i {
+pub(super) fn load(run: &[u8; 512], g: usize) -> __m512i {
     let bytes: &[u8; 64] = run[64 * g..][..64].try_into().expect("64 bytes");
     // SAFETY: 64 bytes are there.
     unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
@@ -290,4 +290,12 @@ pub(super) fn load_f32(x: &[f32; 16]) -> __m512 {
 fn load_i32(x: &[i32; 16]) -> __m512i {
     // SAFETY: 16 values are there.
     unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
+}
+
+/// Sixteen bytes as integers.
+#[target_feature(enable = "avx512f")]
+#[inline]
+pub(super) fn load_i8(x: &[i8; 16]) -> __m512i {
+    // SAFETY: 16 bytes are there.
+    _mm512_cvtepi8_epi32(unsafe { _mm_loadu_si128(x.as_ptr().cast()) })
 }

@@ -7,6 +7,7 @@
 //! | `scalar` | any processor | the definition itself, row by row |
 //! | `avx2` | quantised | `vpmaddubsw` on 8 rows a register, 16-bit sums for as long as they cannot overflow |
 //! | `avx512` | quantised | `vpdpbusd` on 16 rows a register, up to 8 tokens a pass over unpacked weights |
+//! | `gemv512` | quantised, up to 4 tokens | the same, weights unpacked in registers |
 //! | `amx` | quantised, many tokens | 16 x 16 tiles; super-blocks as two planes, so that a tile runs over all 256 values |
 //! | `float` | F32, F16, BF16 | 16 rows a register, `fma` along K |
 //!
@@ -19,6 +20,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod float;
+#[cfg(target_arch = "x86_64")]
+mod gemv512;
 mod unpacked;
 
 #[cfg(test)]
@@ -171,6 +174,16 @@ impl Job<'_> {
                 } else {
                     // SAFETY: see above.
                     with_format256!(w.ty(), U => unsafe { amx::tiles256::<U>(w, acts, tiles, out) })
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(_) | Isa::Amx(_) if acts.tokens() <= gemv512::TOKENS_MAX => {
+                if is32 {
+                    // SAFETY: see above.
+                    with_format32!(w.ty(), U => unsafe { gemv512::tiles32::<U>(w, acts, tiles, out) })
+                } else {
+                    // SAFETY: see above.
+                    with_format256!(w.ty(), U => unsafe { gemv512::tiles256::<U>(w, acts, tiles, out) })
                 }
             }
             #[cfg(target_arch = "x86_64")]

@@ -1,7 +1,7 @@
 //! A tile's weights, unpacked into the first-level cache: what the quantised kernels multiply.
 
 use crate::mem::fetch_ahead;
-use quant::lanes::{RowF32, Run, Subs, Unpack32, Unpack256};
+use quant::lanes::{Minima, RowF32, Run, Scales, Unpack32, Unpack256};
 use quant::product::{CHUNK, has_min};
 use quant::tile::{MAX_BLOCK_BYTES, ROWS, TileMatrix};
 
@@ -95,8 +95,9 @@ impl Chunk32 {
 #[repr(align(64))]
 pub(super) struct Super256 {
     pub(super) q: [Run; 8],
-    pub(super) scale: Subs,
-    /// Minima of 32 values each, two 16-bit numbers a lane: what 16-bit dot products with pairs of sums want.
+    /// One for each 32 or 16 values.
+    pub(super) scale: Scales,
+    /// Minima of twice 16 values, two 16-bit numbers a lane: what 16-bit dot products with pairs of sums want.
     pub(super) min_pairs: [[i32; ROWS]; 8],
     pub(super) d: RowF32,
     pub(super) dmin: RowF32,
@@ -120,13 +121,16 @@ impl Super256 {
         for (run, q) in self.q.iter_mut().enumerate() {
             U::codes(block, run, q);
         }
-        let mut min = [[0; ROWS]; 16];
+        let mut min: Minima = [[0; ROWS]; 16];
         U::subs(block, &mut self.scale, &mut min);
         U::factors(block, &mut self.d, &mut self.dmin);
         if has_min(U::TY) {
-            for (pairs, min) in self.min_pairs.iter_mut().zip(min.chunks_exact(2)) {
+            let subs = if U::SUB32 { [0, 0] } else { [0, 1] };
+            for (i, pairs) in self.min_pairs.iter_mut().enumerate() {
+                let at = if U::SUB32 { i } else { 2 * i };
+                let [low, high] = subs.map(|sub| min[at + sub]);
                 for r in 0..ROWS {
-                    pairs[r] = min[0][r] | min[1][r] << 16;
+                    pairs[r] = i32::from(low[r]) | i32::from(high[r]) << 16;
                 }
             }
         }

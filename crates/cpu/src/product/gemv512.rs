@@ -1,0 +1,337 @@
+//! Quantised products of a few tokens with AVX-512 VNNI: weights go from memory through registers once, and nowhere else.
+//!
+//! A token alone is bound by memory: 16 rows of a block of 32 are some 300 bytes, 20 to 30 instructions for the vector units
+//! against 70 cycles for the bytes at 4 bytes a cycle and thread.
+
+use super::avx512::{Out, load, load_i8};
+use super::unpacked::TileBlocks;
+use crate::acts::Acts;
+use crate::mem::Shared;
+use crate::simd::array;
+use gguf::TensorType;
+use quant::lanes::{Codes, Unpack32, Unpack256};
+use quant::product::{CHUNK, has_min};
+use quant::tile::{ROWS, TileMatrix};
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// Up to this many tokens are computed here.
+pub(super) const TOKENS_MAX: usize = 4;
+
+/// Calls `$f::<U, N>` with N the number of tokens.
+macro_rules! tokens {
+    ($f:ident::<$u:ident>, $acts:ident, $args:tt) => {
+        match $acts.tokens() {
+            1 => $f::<$u, 1> $args,
+            2 => $f::<$u, 2> $args,
+            3 => $f::<$u, 3> $args,
+            _ => $f::<$u, TOKENS_MAX> $args,
+        }
+    };
+}
+
+/// Tiles of a `Block32` format.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) fn tiles32<U: Unpack32>(
+    w: &TileMatrix<'_>,
+    acts: &Acts,
+    tiles: Range<usize>,
+    out: &Shared<'_, f32>,
+) {
+    tokens!(tiles32_of::<U>, acts, (w, acts, tiles, out))
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn tiles32_of<U: Unpack32, const N: usize>(
+    w: &TileMatrix<'_>,
+    acts: &Acts,
+    tiles: Range<usize>,
+    out: &Shared<'_, f32>,
+) {
+    const BLOCKS: usize = CHUNK / 32;
+    for tile in tiles {
+        let mut blocks = TileBlocks::new(w, tile);
+        let out = Out::new(w, tile, out);
+        for first in (0..w.blocks()).step_by(BLOCKS) {
+            let mut acc = [_mm512_setzero_ps(); N];
+            for b in first..w.blocks().min(first + BLOCKS) {
+                blocks.ahead::<1>(b, 0);
+                acc = block32::<U, N>(blocks.block(b), acts, b, acc);
+            }
+            for (t, acc) in acc.into_iter().enumerate() {
+                out.put(t, first == 0, acc);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn block32<U: Unpack32, const N: usize>(
+    block: &[u8],
+    acts: &Acts,
+    b: usize,
+    mut acc: [__m512; N],
+) -> [__m512; N] {
+    let codes = codes::<U>(block, 0);
+    let d = if matches!(U::TY, TensorType::MXFP4) {
+        // Powers of two, a byte each.
+        let mut d = [0.0; ROWS];
+        U::scales(block, &mut d);
+        load_f32(&d)
+    } else {
+        halves(block, 0)
+    };
+    for (t, acc) in acc.iter_mut().enumerate() {
+        let d_at = acts.d_at(t, b);
+        let mut dot = [_mm512_setzero_si512(); 2];
+        if U::BIAS != 0 {
+            // Codes are raised by BIAS; what that adds is taken off beforehand.
+            dot[0] = _mm512_set1_epi32(-U::BIAS * acts.sum32[d_at]);
+        }
+        let a = run_of(acts, acts.q_at(t, b * 32));
+        for g in 0..8 {
+            dot[g % 2] = _mm512_dpbusd_epi32(dot[g % 2], codes[g], group(a, g));
+        }
+        let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(dot[0], dot[1]));
+        let scale = _mm512_mul_ps(d, _mm512_set1_ps(acts.d[d_at]));
+        *acc = _mm512_fmadd_ps(dot, scale, *acc);
+        if has_min(U::TY) {
+            *acc = _mm512_fmadd_ps(halves(block, 32), _mm512_set1_ps(acts.ds[d_at]), *acc);
+        }
+    }
+    acc
+}
+
+/// Tiles of a `Block256` format.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) fn tiles256<U: Unpack256>(
+    w: &TileMatrix<'_>,
+    acts: &Acts,
+    tiles: Range<usize>,
+    out: &Shared<'_, f32>,
+) {
+    tokens!(tiles256_of::<U>, acts, (w, acts, tiles, out))
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn tiles256_of<U: Unpack256, const N: usize>(
+    w: &TileMatrix<'_>,
+    acts: &Acts,
+    tiles: Range<usize>,
+    out: &Shared<'_, f32>,
+) {
+    const BLOCKS: usize = CHUNK / 256;
+    for tile in tiles {
+        let mut blocks = TileBlocks::new(w, tile);
+        let out = Out::new(w, tile, out);
+        for first in (0..w.blocks()).step_by(BLOCKS) {
+            let mut acc = [_mm512_setzero_ps(); N];
+            for b in first..w.blocks().min(first + BLOCKS) {
+                acc = block256::<U, N>(&mut blocks, acts, b, acc);
+            }
+            for (t, acc) in acc.into_iter().enumerate() {
+                out.put(t, first == 0, acc);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn block256<U: Unpack256, const N: usize>(
+    blocks: &mut TileBlocks<'_>,
+    acts: &Acts,
+    b: usize,
+    mut acc: [__m512; N],
+) -> [__m512; N] {
+    let subs = if U::SUB32 { 1 } else { 2 };
+    let groups = 8 / subs;
+    let (mut scale, mut min) = ([[0; ROWS]; 16], [[0; ROWS]; 16]);
+    U::subs(blocks.block(b), &mut scale, &mut min);
+    let d_at = array!([0; N], |t| acts.d_at(t, b));
+    let bias = array!([[0; 16]; N], |t| bias_sums::<U>(acts, d_at[t]));
+    let mut total = [_mm512_setzero_si512(); N];
+    for run in 0..8 {
+        blocks.ahead::<8>(b, run);
+        let codes = if U::PLANES.is_some() {
+            codes::<U>(blocks.block(b), run)
+        } else {
+            let mut codes = [0; 512];
+            U::codes(blocks.block(b), run, &mut codes);
+            array!([_mm512_setzero_si512(); 8], |g| load(&codes, g))
+        };
+        for t in 0..N {
+            let a = run_of(acts, acts.q_at(t, b * 256 + run / 2 * 64) + run % 2 * 32);
+            for sub in 0..subs {
+                let j = subs * run + sub;
+                let mut dot = [_mm512_setzero_si512(); 2];
+                if U::BIAS != 0 {
+                    dot[0] = _mm512_set1_epi32(bias[t][j]);
+                }
+                for g in sub * groups..(sub + 1) * groups {
+                    dot[g % 2] = _mm512_dpbusd_epi32(dot[g % 2], codes[g], group(a, g));
+                }
+                let dot = _mm512_add_epi32(dot[0], dot[1]);
+                let scaled = _mm512_mullo_epi32(dot, load_i8(&scale[j]));
+                total[t] = _mm512_add_epi32(total[t], scaled);
+            }
+        }
+    }
+    let block = blocks.block(b);
+    let (at, factor) = U::D;
+    let d = _mm512_mul_ps(halves(block, at), _mm512_set1_ps(factor));
+    for t in 0..N {
+        let scale = _mm512_mul_ps(d, _mm512_set1_ps(acts.d[d_at[t]]));
+        acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[t]), scale, acc[t]);
+    }
+    let Some(at) = U::DMIN else {
+        return acc;
+    };
+    let mut mins = [_mm512_setzero_si512(); N];
+    for i in 0..8 {
+        let pair = if U::SUB32 {
+            [&min[i]; 2]
+        } else {
+            [&min[2 * i], &min[2 * i + 1]]
+        };
+        let pair = _mm512_or_si512(load_u8(pair[0]), _mm512_slli_epi32::<16>(load_u8(pair[1])));
+        for t in 0..N {
+            let sums: &[i16; 2] = acts.sum16[d_at[t] * 16 + 2 * i..][..2]
+                .try_into()
+                .expect("2 sums");
+            let sums = i32::from(sums[0]) & 0xffff | i32::from(sums[1]) << 16;
+            mins[t] = _mm512_dpwssd_epi32(mins[t], pair, _mm512_set1_epi32(sums));
+        }
+    }
+    let dmin = halves(block, at);
+    for t in 0..N {
+        let scale = _mm512_mul_ps(dmin, _mm512_set1_ps(acts.d[d_at[t]]));
+        acc[t] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins[t]), scale, acc[t]);
+    }
+    acc
+}
+
+/// What the codes' bias adds to the dot of each sub-block, negative.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+#[inline]
+fn bias_sums<U: Unpack256>(acts: &Acts, d_at: usize) -> [i32; 16] {
+    let sums: &[i16; 16] = acts.sum16[d_at * 16..][..16].try_into().expect("16 sums");
+    let mut bias = [0; 16];
+    if U::SUB32 {
+        for (bias, sums) in bias.iter_mut().zip(sums.chunks_exact(2)) {
+            *bias = -U::BIAS * (i32::from(sums[0]) + i32::from(sums[1]));
+        }
+    } else {
+        for (bias, sum) in bias.iter_mut().zip(sums) {
+            *bias = -U::BIAS * i32::from(*sum);
+        }
+    }
+    bias
+}
+
+/// Codes of run `run`: a group of 4 values of 16 rows a register.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn codes<U: Codes>(block: &[u8], run: usize) -> [__m512i; 8] {
+    let planes = U::PLANES.expect("a format with planes");
+    let (high, low) = planes.of(block, run);
+    let mut codes = [_mm512_setzero_si512(); 8];
+    match planes.low_bits {
+        8 => {
+            for (g, code) in codes.iter_mut().enumerate() {
+                *code = _mm512_xor_si512(word(low, g), _mm512_set1_epi8(-128));
+            }
+        }
+        4 => {
+            let mask = _mm512_set1_epi8(15);
+            for g in 0..4 {
+                let word = word(low, g);
+                codes[g] = _mm512_and_si512(word, mask);
+                codes[g + 4] = _mm512_and_si512(_mm512_srli_epi16::<4>(word), mask);
+            }
+        }
+        _ => {
+            let mask = _mm512_set1_epi8(3);
+            for h in 0..2 {
+                let word = word(low, h);
+                codes[4 * h] = _mm512_and_si512(word, mask);
+                codes[4 * h + 1] = _mm512_and_si512(_mm512_srli_epi16::<2>(word), mask);
+                codes[4 * h + 2] = _mm512_and_si512(_mm512_srli_epi16::<4>(word), mask);
+                codes[4 * h + 3] = _mm512_and_si512(_mm512_srli_epi16::<6>(word), mask);
+            }
+        }
+    }
+    if planes.high_bits > 0 {
+        let bits = planes.high_bits;
+        let mask = _mm512_set1_epi8((((1 << bits) - 1) << planes.low_bits) as i8);
+        for (g, code) in codes.iter_mut().enumerate() {
+            let per_word = 8 / bits;
+            let word = word(high, g / per_word);
+            // The group's bits go where the code's high bits belong.
+            let (from, to) = (bits * (g % per_word), planes.low_bits);
+            let moved = if from > to {
+                _mm512_srl_epi16(word, _mm_cvtsi32_si128((from - to) as i32))
+            } else {
+                _mm512_sll_epi16(word, _mm_cvtsi32_si128((to - from) as i32))
+            };
+            // (moved & mask) | code
+            *code = _mm512_ternarylogic_epi32::<0xEA>(moved, mask, *code);
+        }
+    }
+    if let Some(table) = &planes.table {
+        // SAFETY: 16 bytes are there.
+        let table = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
+        for code in &mut codes {
+            *code = _mm512_shuffle_epi8(table, *code);
+        }
+    }
+    codes
+}
+
+/// Word `i` of a plane, of 16 rows.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn word(plane: &[u8], i: usize) -> __m512i {
+    let word: &[u8; 64] = plane[64 * i..][..64].try_into().expect("64 bytes");
+    // SAFETY: 64 bytes are there.
+    unsafe { _mm512_loadu_si512(word.as_ptr().cast()) }
+}
+
+/// Sixteen halves from byte `at` on, in single precision (exact, subnormals too).
+#[target_feature(enable = "avx512f,avx512vl")]
+#[inline]
+fn halves(block: &[u8], at: usize) -> __m512 {
+    let bytes: &[u8; 32] = block[at..][..32].try_into().expect("16 halves");
+    // SAFETY: 32 bytes are there.
+    _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) })
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn load_f32(x: &[f32; 16]) -> __m512 {
+    // SAFETY: 16 values are there.
+    unsafe { _mm512_loadu_ps(x.as_ptr()) }
+}
+
+/// Sixteen unsigned bytes as integers.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn load_u8(x: &[u8; 16]) -> __m512i {
+    // SAFETY: 16 bytes are there.
+    _mm512_cvtepu8_epi32(unsafe { _mm_loadu_si128(x.as_ptr().cast()) })
+}
+
+/// A token's codes of one run.
+#[inline(always)]
+fn run_of(acts: &Acts, at: usize) -> &[i8; 32] {
+    acts.q[at..at + 32].try_into().expect("32 codes")
+}
+
+/// Group `g` of a run of activations in every lane.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn group(a: &[i8; 32], g: usize) -> __m512i {
+    let group: [i8; 4] = a[4 * g..][..4].try_into().expect("4 codes");
+    _mm512_set1_epi32(i32::from_le_bytes(group.map(|a| a as u8)))
+}

@@ -118,3 +118,35 @@ impl FromStr for KvType {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_back() {
+        for ty in KvType::ALL {
+            assert_eq!(ty.name().parse(), Ok(ty));
+            assert_eq!(ty.name().to_uppercase().parse(), Ok(ty));
+        }
+        let refused = "q3_K".parse::<KvType>().unwrap_err().to_string();
+        assert!(
+            refused.contains("q3_K") && refused.contains("q4_0"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn rows_are_whole_blocks() {
+        // Bytes of 64 values, by the layouts.
+        let bytes = [256, 128, 128, 68, 48, 44, 40, 36, 36];
+        for (ty, bytes) in KvType::ALL.into_iter().zip(bytes) {
+            assert_eq!(ty.row_bytes(64), Some(bytes), "{ty}");
+            assert_eq!(ty.bits() * 8.0, bytes as f64, "{ty}");
+            assert_eq!(ty.row_bytes(0), Some(0), "{ty}");
+            assert_eq!(ty.row_bytes(48).is_some(), ty.block_len() == 1, "{ty}");
+        }
+        assert_eq!(KvType::F16.row_bytes(u64::MAX), None);
+        assert_eq!(KvType::Q8_0.row_bytes(u64::MAX - 31), None);
+    }
+}

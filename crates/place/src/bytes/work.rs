@@ -62,7 +62,7 @@ struct Widest {
 ///
 /// A quantised activation takes 1.5 bytes: its code, and for every 32 of them two `f32` and one `i32`, for every 16 one `i16`.
 /// `q`, `k`, `v` and `out` are the widest of all layers; F is the widest of dense layers and all shared experts together.
-/// Mixtures do not run yet, so `experts` is what the design asks for.
+/// Mixtures do not run yet, so `experts` is what the design asks for; nor does linear attention, whose own buffers are not in it.
 ///
 /// # Errors
 /// If `n_ctx` or `n_ubatch` is 0, or the bytes are more than 64 bits hold.

@@ -6,9 +6,15 @@
 #![forbid(unsafe_code)]
 
 pub mod bytes;
+pub mod cost;
+pub mod decide;
+pub mod drop;
 mod error;
+mod explain;
 pub mod limits;
 pub mod model;
+pub mod plot;
 pub mod profile;
+pub mod tier;
 
 pub use error::Error;

@@ -19,3 +19,9 @@ pub const MEMORY_BYTES_MAX: u64 = 1 << 50;
 
 /// Heads, and values of a head, in a profile.
 pub const HEADS_MAX: u64 = 1 << 16;
+
+/// Left free on a device beside what a plan counts: the driver's own growth, and holes between allocations.
+pub const DEVICE_RESERVE_BYTES: u64 = 128 << 20;
+
+/// The largest context that a plan looks for when it says what fits: beyond any trained length.
+pub const CTX_SEARCH_MAX: u64 = 1 << 26;

@@ -1,0 +1,165 @@
+//! Rates of one processor, looked up for a model's formats and heads.
+
+use crate::drop::{amount, ms};
+use crate::profile::{AttentionRate, Device, HeadShape, Host};
+use crate::tier::Tier;
+
+/// Forks and joins of a dense layer on the CPU: query, key and value; output; gate and up; down. Attention's own is in its
+/// engage cost; norms and the like of one token stay on the calling thread.
+const FORKS_A_LAYER: f64 = 4.0;
+/// Launches of a dense layer on a device: norm, three products, two quantisations of activations, rope, attention and its
+/// merge, output, norm, gated activation, two more products, additions.
+const LAUNCHES_A_LAYER: f64 = 12.0;
+/// More of them where a layer has routed experts: router and combine.
+const MORE_WITH_EXPERTS: f64 = 2.0;
+
+/// What computes: the CPU, or a device.
+#[derive(Clone, Debug)]
+pub struct Processor<'a> {
+    /// Format and weights passed at one token, GB/s.
+    decode_gb_s: Vec<(&'a str, f64)>,
+    attention: &'a [AttentionRate],
+    read_gb_s: f64,
+    operation_us: f64,
+    operations_a_layer: f64,
+    /// Attention's rate with the threads in use, as a part of what was measured with all.
+    attention_part: f64,
+}
+
+/// One layer's attention for one token: `engage_us + ns_cell * cells`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Attention {
+    /// A cell more.
+    pub ns_cell: f64,
+    /// No cells.
+    pub engage_us: f64,
+}
+
+impl<'a> Processor<'a> {
+    /// The CPU with this many of the `all` threads that were measured.
+    pub fn cpu(host: &'a Host, threads: u32, all: u32) -> Self {
+        let (threads, all) = (f64::from(threads.max(1)), f64::from(all.max(1)));
+        let part = (threads / all).min(1.0);
+        // Memory saturates before the cores do.
+        let with = |one: f64, most: f64| {
+            if part < 1.0 {
+                most.min(one * threads)
+            } else {
+                most
+            }
+        };
+        let of_isa = host.products.iter().filter(|p| p.isa == host.isa);
+        Self {
+            decode_gb_s: of_isa
+                .map(|p| {
+                    let rate = with(p.decode_one_gb_s.value, p.decode_gb_s.value);
+                    (p.format.as_str(), rate)
+                })
+                .collect(),
+            attention: &host.attention,
+            read_gb_s: with(host.read_gb_s.one.value, host.read_gb_s.all.value),
+            operation_us: if threads > 1.0 {
+                host.fork_join_us.value
+            } else {
+                0.0
+            },
+            operations_a_layer: FORKS_A_LAYER,
+            attention_part: part,
+        }
+    }
+
+    /// A device.
+    pub fn device(device: &'a Device) -> Self {
+        let rates = device.products.iter();
+        Self {
+            decode_gb_s: rates
+                .map(|p| (p.format.as_str(), p.decode_gb_s.value))
+                .collect(),
+            attention: &device.attention,
+            read_gb_s: device.read_gb_s.value,
+            operation_us: device.launch_us.value,
+            operations_a_layer: LAUNCHES_A_LAYER,
+            attention_part: 1.0,
+        }
+    }
+
+    /// Streaming reads of this processor's memory.
+    pub fn read_gb_s(&self) -> f64 {
+        self.read_gb_s
+    }
+
+    /// Weights of a format that a product of one token passes. A format that was not measured is taken as the slowest one
+    /// that was.
+    pub fn decode_gb_s(&self, format: &str) -> f64 {
+        let mut rates = self.decode_gb_s.iter();
+        let known = rates.find(|(f, _)| f.eq_ignore_ascii_case(format));
+        known.map_or_else(
+            || {
+                let rates = self.decode_gb_s.iter().map(|(_, rate)| *rate);
+                rates.fold(self.read_gb_s, f64::min)
+            },
+            |(_, rate)| *rate,
+        )
+    }
+
+    /// Starting the operations of `layers` layers, of which `with_experts` have routed experts, and of the output.
+    pub fn operations_ms(&self, layers: f64, with_experts: f64) -> f64 {
+        let operations = layers * self.operations_a_layer + with_experts * MORE_WITH_EXPERTS + 1.0;
+        operations * amount(self.operation_us) / 1e3
+    }
+
+    /// Attention of a layer with such heads.
+    ///
+    /// What was measured with the same heads and types is taken as it is. Otherwise the nearest measurement of the types is
+    /// scaled by what grows more, the multiply-adds of a cell or its bytes: one of them binds, and which one is not known.
+    /// Cells are never read faster than memory is.
+    pub fn attention(&self, tier: Tier, heads: HeadShape) -> Attention {
+        let bytes = cell_bytes(tier, heads);
+        let floor_ns = amount(bytes / self.read_gb_s);
+        let same_tier = |a: &&AttentionRate| (a.type_k, a.type_v) == (tier.type_k, tier.type_v);
+        let far = |a: &AttentionRate| {
+            let measured = cell_bytes(Tier::new(a.type_k, a.type_v), a.shape);
+            let (macs, bytes) = (macs(heads) / macs(a.shape), bytes / measured);
+            macs.ln().abs() + bytes.ln().abs()
+        };
+        let nearest = |rates: &mut dyn Iterator<Item = &'a AttentionRate>| {
+            rates.min_by(|a, b| far(a).total_cmp(&far(b)))
+        };
+        let found = nearest(&mut self.attention.iter().filter(same_tier))
+            .or_else(|| nearest(&mut self.attention.iter()));
+        let Some(rate) = found else {
+            return Attention {
+                ns_cell: floor_ns,
+                engage_us: amount(self.operation_us),
+            };
+        };
+        let measured = cell_bytes(Tier::new(rate.type_k, rate.type_v), rate.shape);
+        let scale = if rate.shape == heads && same_tier(&rate) {
+            1.0
+        } else {
+            (macs(heads) / macs(rate.shape)).max(bytes / measured)
+        };
+        let ns_cell = amount(rate.ns_cell.value) * scale / self.attention_part;
+        Attention {
+            ns_cell: ns_cell.max(floor_ns),
+            engage_us: amount(rate.engage_us.value),
+        }
+    }
+
+    /// Reading and writing recurrent state.
+    pub fn state_ms(&self, bytes: f64) -> f64 {
+        ms(2.0 * bytes, self.read_gb_s)
+    }
+}
+
+/// Multiply-adds of one cell: a score and a weighted sum for each query head.
+fn macs(s: HeadShape) -> f64 {
+    (s.heads.max(1) as f64) * (s.head_k as f64 + s.head_v as f64).max(1.0)
+}
+
+/// Bytes of one cell of a layer.
+fn cell_bytes(tier: Tier, s: HeadShape) -> f64 {
+    let values = |n: u64, bits: f64| s.heads_kv.max(1) as f64 * n as f64 * bits / 8.0;
+    let bytes = values(s.head_k, tier.type_k.bits()) + values(s.head_v, tier.type_v.bits());
+    bytes.max(1.0)
+}

@@ -1,0 +1,108 @@
+use super::*;
+use crate::bytes::KvType;
+use crate::profile::{Figure, Profile, Transfer, default_profile, example};
+use crate::tier::LADDER;
+
+const SHAPE: HeadShape = HeadShape {
+    heads: 32,
+    heads_kv: 8,
+    head_k: 128,
+    head_v: 128,
+};
+
+fn cpu(profile: &Profile) -> Processor<'_> {
+    Processor::cpu(&profile.host, profile.key.threads, profile.key.threads)
+}
+
+#[test]
+fn what_was_measured_is_taken_as_it_is() {
+    let profile = default_profile();
+    for rate in &profile.host.attention {
+        let tier = Tier::new(rate.type_k, rate.type_v);
+        let a = cpu(&profile).attention(tier, rate.shape);
+        assert_eq!(a.ns_cell, rate.ns_cell.value);
+        assert_eq!(a.engage_us, rate.engage_us.value);
+    }
+    let q4 = profile
+        .host
+        .products
+        .iter()
+        .find(|p| p.format == "Q4_K")
+        .unwrap();
+    assert_eq!(cpu(&profile).decode_gb_s("q4_k"), q4.decode_gb_s.value);
+}
+
+#[test]
+fn other_heads_scale_with_what_grows_more() {
+    let profile = default_profile();
+    let cpu = cpu(&profile);
+    let base = cpu.attention(LADDER[0], SHAPE).ns_cell;
+    // Twice the queries over the same cells: the multiply-adds.
+    let queries = HeadShape { heads: 64, ..SHAPE };
+    assert!((cpu.attention(LADDER[0], queries).ns_cell / base - 2.0).abs() < 1e-9);
+    // The same queries over four times the cells' bytes.
+    let cells = HeadShape {
+        heads_kv: 32,
+        ..SHAPE
+    };
+    assert!((cpu.attention(LADDER[0], cells).ns_cell / base - 4.0).abs() < 1e-9);
+    // A tier that was not measured: by its bytes, from some other tier.
+    let q5 = Tier::new(KvType::Q5_0, KvType::Q5_0);
+    assert!(cpu.attention(q5, SHAPE).ns_cell > 0.0);
+}
+
+#[test]
+fn cells_are_not_read_faster_than_memory() {
+    let mut profile = default_profile();
+    profile.set("cpu_attention_ns_cell", 1e-3).unwrap();
+    let a = cpu(&profile).attention(LADDER[0], SHAPE);
+    assert!((a.ns_cell - 4096.0 / profile.host.read_gb_s.all.value).abs() < 1e-9);
+}
+
+#[test]
+fn formats_that_were_not_measured_are_as_slow_as_the_slowest() {
+    let profile = default_profile();
+    let slowest = profile.host.products.iter().map(|p| p.decode_gb_s.value);
+    let slowest = slowest.fold(f64::INFINITY, f64::min);
+    assert_eq!(cpu(&profile).decode_gb_s("no such format"), slowest);
+    let mut empty = profile.clone();
+    empty.host.products.clear();
+    assert_eq!(
+        cpu(&empty).decode_gb_s("Q4_K"),
+        empty.host.read_gb_s.all.value
+    );
+}
+
+#[test]
+fn fewer_threads_are_slower_and_one_forks_nothing() {
+    let profile = default_profile();
+    let with = |threads| Processor::cpu(&profile.host, threads, 4);
+    let rates: Vec<f64> = (1..=5).map(|t| with(t).decode_gb_s("Q8_0")).collect();
+    assert!(rates.windows(2).all(|w| w[0] <= w[1]), "{rates:?}");
+    assert_eq!(rates[3], rates[4]);
+    assert_eq!(with(1).operations_ms(30.0, 0.0), 0.0);
+    assert!(with(2).operations_ms(30.0, 0.0) > 0.0);
+}
+
+#[test]
+fn links_are_interpolated_by_size() {
+    let at = |bytes, gb_s| Transfer {
+        bytes,
+        gb_s: Figure::exact(gb_s),
+    };
+    let rates = [at(1 << 20, 40.0), at(4 << 20, 50.0)];
+    assert_eq!(link_gb_s(&rates, 1 << 10), 40.0);
+    assert!((link_gb_s(&rates, 2 << 20) - 45.0).abs() < 1e-9);
+    assert_eq!(link_gb_s(&rates, 1 << 30), 50.0);
+    assert_eq!(link_gb_s(&[], 1), 0.0);
+}
+
+#[test]
+fn a_machine_without_a_device_has_none() {
+    let profile = default_profile();
+    let machine = Machine::new(&profile, Place::Device, 4);
+    assert_eq!(machine.place, Place::Host);
+    let h200 = example("h200-pcie5").unwrap();
+    assert_eq!(Machine::new(&h200, Place::Device, 16).place, Place::Device);
+    assert_eq!(Machine::new(&h200, Place::Host, 16).place, Place::Host);
+}

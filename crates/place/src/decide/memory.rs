@@ -1,0 +1,167 @@
+//! How much memory there is, and what of it is taken whatever is decided.
+
+use serde::Serialize;
+
+use super::request::Request;
+use crate::bytes::{
+    BLOCK_CELLS, Cache, KvAlloc, kv_alloc_bytes, kv_bytes, recurrent_bytes, work_bytes,
+};
+use crate::cost::{PIECE_BYTES, Place};
+use crate::error::Error;
+use crate::limits::DEVICE_RESERVE_BYTES;
+use crate::model::Model;
+use crate::profile::Profile;
+use crate::tier::Tier;
+
+/// Slots of the staging ring without which nothing can be streamed while something is in use.
+const STAGING_SLOTS_MIN: u64 = 4;
+
+/// What is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// Where the model computes.
+    pub place: Place,
+    /// Memory that is computed over directly: the device's, or main memory. Bytes.
+    pub fast_bytes: u64,
+    /// Main memory beyond that, bytes.
+    pub host_bytes: u64,
+}
+
+impl Memory {
+    /// What a request may use of a machine with so much free.
+    pub fn new(request: &Request, host_available: u64, device_free: Option<u64>) -> Self {
+        let cap = |mib: Option<u64>| mib.map_or(u64::MAX, |m| m.saturating_mul(1 << 20));
+        let target = Some(request.vram_target_mib).filter(|&mib| mib > 0);
+        let asked = cap(request.device_mem_mib).min(cap(target));
+        match device_free {
+            Some(free) => Self {
+                place: Place::Device,
+                fast_bytes: free.min(asked),
+                host_bytes: host_available,
+            },
+            None if asked < u64::MAX => {
+                let fast_bytes = asked.min(host_available);
+                Self {
+                    place: Place::VirtualDevice,
+                    fast_bytes,
+                    host_bytes: host_available - fast_bytes,
+                }
+            }
+            None => Self {
+                place: Place::Host,
+                fast_bytes: host_available,
+                host_bytes: 0,
+            },
+        }
+    }
+
+    /// What a request may use of a profile's machine.
+    pub fn of_profile(request: &Request, profile: &Profile) -> Self {
+        let device = profile.device.as_ref();
+        let available = profile.host.memory_available_bytes;
+        Self::new(request, available, device.map(|d| d.free_bytes))
+    }
+}
+
+/// What a model takes at one tier and context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Needs {
+    /// KV as other engines count it.
+    pub kv_bytes: u64,
+    /// KV as our blocks take it.
+    pub kv: KvAlloc,
+    /// Recurrent state.
+    pub recurrent: u64,
+    /// Work space.
+    pub work: u64,
+    /// Kept free on a device.
+    pub reserve: u64,
+    /// Dense weights that are computed with.
+    pub dense: u64,
+    /// Routed experts.
+    pub experts: u64,
+    /// Weights that stay in main memory: the embedding, of which a device needs a row a token.
+    pub embedding_host: u64,
+    /// The largest expert: a slot.
+    pub slot: u64,
+    /// Fewest blocks of a layer in fast memory: those that a chunk of tokens writes.
+    pub blocks_min: u64,
+}
+
+impl Needs {
+    pub(super) fn new(
+        model: &Model,
+        request: &Request,
+        place: Place,
+        tier: Tier,
+        n_ctx: u64,
+    ) -> Result<Self, Error> {
+        let cache = cache(request, tier, n_ctx);
+        let kv = kv_alloc_bytes(model, &cache)?;
+        let w = &model.weights;
+        let tied = w.output == 0;
+        let embedding_host = if place == Place::Device && !tied {
+            w.embedding
+        } else {
+            0
+        };
+        let of_chunk = request.n_ubatch.min(n_ctx).div_ceil(BLOCK_CELLS) + 1;
+        let slots = model.layers.iter().map(|l| l.one_expert_bytes);
+        Ok(Self {
+            kv_bytes: kv_bytes(model, &cache)?.total,
+            kv,
+            recurrent: recurrent_bytes(model, request.n_seq, 0)?,
+            work: work_bytes(model, n_ctx, request.n_ubatch)?.total,
+            reserve: if place == Place::Device {
+                DEVICE_RESERVE_BYTES
+            } else {
+                0
+            },
+            // No overflow: describing a model checks the sum of all weights.
+            dense: w.dense + w.output + (w.embedding - embedding_host),
+            experts: w.experts,
+            embedding_host,
+            slot: slots.max().unwrap_or(0),
+            blocks_min: of_chunk.saturating_mul(request.n_seq).min(kv.full_blocks),
+        })
+    }
+
+    /// Fast memory that is taken whatever is decided.
+    pub(super) fn fixed(&self) -> u64 {
+        let parts = [self.kv.windowed, self.recurrent, self.work, self.reserve];
+        parts.into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// Fast memory if all is there.
+    pub(super) fn resident(&self) -> u64 {
+        let parts = [self.fixed(), self.dense, self.experts, self.kv.full];
+        parts.into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// Staging without which nothing can be outside fast memory.
+    pub(super) fn staging_min(&self, place: Place) -> u64 {
+        if place == Place::Device {
+            // An expert goes through one slot.
+            STAGING_SLOTS_MIN.saturating_mul(self.piece())
+        } else {
+            0
+        }
+    }
+
+    /// What one staging slot holds.
+    pub(super) fn piece(&self) -> u64 {
+        PIECE_BYTES.max(self.slot)
+    }
+}
+
+/// The cache of a request at a tier.
+pub(super) fn cache(request: &Request, tier: Tier, n_ctx: u64) -> Cache {
+    Cache {
+        n_ctx,
+        n_seq: request.n_seq,
+        streams: request.streams,
+        type_k: tier.type_k,
+        type_v: tier.type_v,
+        n_ubatch: request.n_ubatch,
+    }
+}

@@ -1,0 +1,198 @@
+//! The overlapped model: copies of the tail run ahead of use, and the CPU attends over part of it where it lies.
+//!
+//! ```text
+//! t = max( (O + D) / link,
+//!          T_other + max( T_window, C / cpu + L * t_sync, (D - L * staging) / link ) )
+//! D + C = tail,   T_window = engage + (KV - C) / device attention
+//! ```
+//!
+//! D bytes are streamed and C bytes attended by the CPU. The layers that can have a tail are alike, so the sum over them is
+//! L times one. The copies are a timeline of their own (O: what else they carry), but run ahead only as far as the staging
+//! slots reach: what a layer needs beyond them arrives while that layer waits. With room for everything the last term
+//! vanishes. While both run, link and CPU keep only a part of their rates, because they share the host's memory.
+
+use super::{amount, bytes, drop_of_slow_down, ms, part};
+
+/// The machine and model as this model sees them. All times are of one token, over all layers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Overlapped {
+    /// Copies to the device, alone.
+    pub link_gb_s: f64,
+    /// CPU attention in bytes of KV, alone.
+    pub cpu_gb_s: f64,
+    /// Part of its rate that the link keeps while the CPU attends.
+    pub link_kept: f64,
+    /// Part of its rate that CPU attention keeps while the link is busy.
+    pub cpu_kept: f64,
+    /// Handing one layer's work to the CPU and back.
+    pub t_sync_ms: f64,
+    /// Layers that can have a tail.
+    pub layers: f64,
+    /// Everything but the attention of those layers.
+    pub t_other_ms: f64,
+    /// The device's attention of those layers at no cells.
+    pub attention_engage_ms: f64,
+    /// The device's attention in bytes of KV.
+    pub attention_gb_s: f64,
+    /// KV of those layers, tail included.
+    pub kv_bytes: f64,
+    /// Copied in each token beside the tail: O.
+    pub copied_bytes: f64,
+    /// Staging slots for the tail.
+    pub staging_bytes: f64,
+}
+
+/// How a tail is served, and what a token then takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Split {
+    /// D.
+    pub streamed_bytes: f64,
+    /// C.
+    pub cpu_bytes: f64,
+    /// The whole token.
+    pub t_ms: f64,
+    /// Whether the copies bind, rather than device and CPU.
+    pub link_binds: bool,
+}
+
+/// Rates while one of them, or both, run.
+#[derive(Clone, Copy)]
+struct Rates {
+    link: f64,
+    cpu: f64,
+}
+
+impl Overlapped {
+    /// Everything resident.
+    pub fn t_resident_ms(&self) -> f64 {
+        let kv = ms(self.kv_bytes, self.attention_gb_s);
+        let copied = ms(self.copied_bytes, self.link_gb_s);
+        let attention = amount(self.attention_engage_ms) + kv;
+        copied.max(amount(self.t_other_ms) + attention)
+    }
+
+    fn alone(&self) -> Rates {
+        Rates {
+            link: amount(self.link_gb_s),
+            cpu: amount(self.cpu_gb_s),
+        }
+    }
+
+    fn both(&self) -> Rates {
+        Rates {
+            link: amount(self.link_gb_s) * part(self.link_kept),
+            cpu: amount(self.cpu_gb_s) * part(self.cpu_kept),
+        }
+    }
+
+    /// Rates for a split: what does not run takes nothing from the other.
+    fn rates(&self, streamed: f64, cpu: f64) -> Rates {
+        if streamed + amount(self.copied_bytes) > 0.0 && cpu > 0.0 {
+            self.both()
+        } else {
+            self.alone()
+        }
+    }
+
+    /// What the CPU's hand-overs take in one token.
+    fn sync_ms(&self) -> f64 {
+        amount(self.t_sync_ms) * amount(self.layers)
+    }
+
+    /// Bytes that can be on the device before their layers begin, over a token.
+    fn ahead_bytes(&self) -> f64 {
+        // 0 layers times endless staging is nothing.
+        amount(amount(self.staging_bytes) * amount(self.layers))
+    }
+
+    /// A token's time with `streamed` bytes of the tail copied and `cpu` bytes attended by the CPU.
+    pub fn split(&self, streamed: f64, cpu: f64) -> Split {
+        let (streamed, cpu) = (amount(streamed), amount(cpu));
+        let rates = self.rates(streamed, cpu);
+        let copies = ms(amount(self.copied_bytes) + streamed, rates.link);
+        let on_device = amount(self.kv_bytes) - cpu;
+        let window = amount(self.attention_engage_ms) + ms(on_device, self.attention_gb_s);
+        let waits = ms(streamed - self.ahead_bytes(), rates.link);
+        let host = if cpu > 0.0 {
+            ms(cpu, rates.cpu) + self.sync_ms()
+        } else {
+            0.0
+        };
+        let compute = amount(self.t_other_ms) + window.max(waits).max(host);
+        Split {
+            streamed_bytes: streamed,
+            cpu_bytes: cpu,
+            t_ms: copies.max(compute),
+            link_binds: copies > compute || (waits > window && waits > host),
+        }
+    }
+
+    /// The split of a tail that makes a token fastest; the one with least work for the CPU among equals.
+    pub fn best_split(&self, tail_bytes: f64) -> Split {
+        let tail = amount(tail_bytes).min(amount(self.kv_bytes));
+        let mut best = self.split(tail, 0.0);
+        let mut consider = |cpu: f64| {
+            // NaN (endless rates against each other) is no candidate.
+            if cpu > 0.0 {
+                let cpu = cpu.min(tail);
+                let split = self.split(tail - cpu, cpu);
+                if split.t_ms < best.t_ms {
+                    best = split;
+                }
+            }
+        };
+        consider(tail);
+        // Otherwise the best is where a line that falls as the CPU takes more meets the one that rises: the CPU's own.
+        let Rates { link, cpu } = self.both();
+        let (link, cpu) = (link * 1e6, cpu * 1e6);
+        let device = amount(self.attention_gb_s) * 1e6;
+        let (other, sync) = (amount(self.t_other_ms), self.sync_ms());
+        let copied = amount(self.copied_bytes) + tail;
+        // (copied - C) / link = other + sync + C / cpu
+        consider((copied / link - other - sync) / (1.0 / link + 1.0 / cpu));
+        // (tail - ahead - C) / link = sync + C / cpu
+        consider(((tail - self.ahead_bytes()) / link - sync) / (1.0 / link + 1.0 / cpu));
+        // engage + (kv - C) / device = sync + C / cpu
+        let engage = amount(self.attention_engage_ms);
+        let window = engage + amount(self.kv_bytes) / device;
+        consider((window - sync) / (1.0 / device + 1.0 / cpu));
+        best
+    }
+
+    /// The share of tokens a second that a tail costs, against everything resident; 0 if it costs nothing.
+    pub fn drop(&self, tail_bytes: f64) -> f64 {
+        let resident = self.t_resident_ms();
+        let slow_down = self.best_split(tail_bytes).t_ms / resident - 1.0;
+        drop_of_slow_down(amount(slow_down))
+    }
+
+    /// `T*`: the largest tail with `t <= t_resident / (1 - target)`, at most all KV of the layers that can have one.
+    ///
+    /// In that time the link carries what it can, and the CPU attends over what it can beside the other layers' work; the
+    /// device has less to attend over then than with everything resident, so it never binds.
+    pub fn t_star_bytes(&self, target: f64) -> f64 {
+        let resident = self.t_resident_ms();
+        let limit = resident / (1.0 - part(target));
+        let left = limit - amount(self.t_other_ms);
+        let streamed = |rates: Rates| {
+            let total = bytes(limit, rates.link) - amount(self.copied_bytes);
+            let in_time = bytes(left, rates.link) + self.ahead_bytes();
+            amount(total).min(in_time)
+        };
+        let attended = |rates: Rates| bytes(left - self.sync_ms(), rates.cpu);
+        let alone = if amount(self.copied_bytes) > 0.0 {
+            0.0
+        } else {
+            attended(self.alone())
+        };
+        // What else is copied must be in time beside the CPU too.
+        let in_time = bytes(limit, self.both().link) >= amount(self.copied_bytes);
+        let both = if in_time {
+            streamed(self.both()) + attended(self.both())
+        } else {
+            0.0
+        };
+        let most = streamed(self.alone()).max(alone).max(both);
+        amount(most).min(amount(self.kv_bytes))
+    }
+}

@@ -3,6 +3,7 @@
 use std::fs;
 use std::process::Command;
 
+use engine::probe::machine::{cpu_name, field};
 use serde::Serialize;
 
 /// Threads that this process may run at a time.
@@ -27,7 +28,6 @@ pub struct Machine {
 
 impl Machine {
     pub fn read() -> Self {
-        let cpuinfo = read("/proc/cpuinfo");
         let meminfo = read("/proc/meminfo");
         let kib =
             field(&meminfo, "MemTotal").and_then(|v| v.split(' ').next()?.parse::<f64>().ok());
@@ -36,7 +36,7 @@ impl Machine {
             commit.push('+');
         }
         Self {
-            cpu: cpu_name(&cpuinfo),
+            cpu: cpu_name(),
             cores: cores(),
             memory_gib: kib.unwrap_or(f64::NAN) / (1 << 20) as f64,
             huge_pages: chosen(&read("/sys/kernel/mm/transparent_hugepage/enabled")),
@@ -61,30 +61,6 @@ fn output(program: &str, args: &[&str]) -> String {
         text.lines().next().map(str::to_owned)
     });
     line.unwrap_or_else(|| UNKNOWN.to_owned())
-}
-
-/// The value of a line `name : value`.
-fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    text.lines().find_map(|line| {
-        let (key, value) = line.split_once(':')?;
-        (key.trim() == name).then_some(value.trim())
-    })
-}
-
-/// Virtual machines often hide the model's name, but not its family and what it can do.
-fn cpu_name(cpuinfo: &str) -> String {
-    let get = |name| field(cpuinfo, name).unwrap_or(UNKNOWN);
-    let flags: Vec<&str> = get("flags").split(' ').collect();
-    let shown = ["avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8"];
-    let has: Vec<&str> = shown.into_iter().filter(|f| flags.contains(f)).collect();
-    format!(
-        "{}, family {} model {} stepping {}, {}",
-        get("model name"),
-        get("cpu family"),
-        get("model"),
-        get("stepping"),
-        has.join(" ")
-    )
 }
 
 /// `madvise` of `always [madvise] never`.
@@ -141,13 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_found() {
-        let text =
-            "processor\t: 0\nmodel name\t: A CPU\nmodel\t\t: 7\nflags\t\t: sse2 avx2 amx_int8\n";
-        assert_eq!(
-            cpu_name(text),
-            "A CPU, family unknown model 7 stepping unknown, avx2 amx_int8"
-        );
+    fn the_setting_in_use_is_found() {
         assert_eq!(chosen("always [madvise] never\n"), "madvise");
         assert_eq!(chosen(""), "unknown");
     }

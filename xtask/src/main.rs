@@ -2,7 +2,6 @@
 
 #![forbid(unsafe_code)]
 
-mod bandwidth;
 mod bench;
 mod machine;
 
@@ -10,6 +9,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
+use engine::probe::bandwidth::Source;
+
+/// Passes over memory that count.
+const PASSES: usize = 7;
 
 #[derive(Debug, Parser)]
 #[command(about = "Developer chores")]
@@ -55,12 +58,14 @@ fn main() -> ExitCode {
 
 fn bandwidth(args: &BandwidthArgs) -> Result<()> {
     for mib in &args.mib {
-        let source = bandwidth::Source::new(mib << 20)?;
+        let source = Source::new(mib << 20)?;
         for threads in [1, args.threads] {
-            let read = source.measure(threads)?;
+            let read = source.read(threads, PASSES)?;
             println!(
                 "{mib} MiB, {} threads: {:.1} GB/s, best {:.1}",
-                read.threads, read.gb_s_p50, read.gb_s_max
+                read.threads,
+                read.gb_s_p50(),
+                read.gb_s_max()
             );
         }
     }

@@ -8,6 +8,7 @@ pub mod fetch;
 pub mod generate;
 pub mod model;
 pub mod plan;
+pub mod probe;
 pub mod sampler;
 pub mod session;
 pub mod stop;

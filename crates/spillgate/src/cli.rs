@@ -6,6 +6,7 @@ use crate::commands::bench::BenchArgs;
 use crate::commands::chat::ChatArgs;
 use crate::commands::eval::EvalArgs;
 use crate::commands::info::InfoArgs;
+use crate::commands::probe::ProbeArgs;
 use crate::commands::pull::PullArgs;
 use crate::commands::run::RunArgs;
 use crate::commands::tokenize::TokenizeArgs;
@@ -53,6 +54,7 @@ pub enum Command {
     Bench(BenchArgs),
     Eval(EvalArgs),
     Info(InfoArgs),
+    Probe(ProbeArgs),
     Tokenize(TokenizeArgs),
 }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::process::ExitCode;
 
 use engine::fetch::FetchError;
+use engine::probe;
 
 use crate::output::{Paint, stderr_has_colour};
 
@@ -79,7 +80,9 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 fn is_interruption(error: &anyhow::Error) -> bool {
-    error.is::<Interrupted>() || matches!(error.downcast_ref(), Some(FetchError::Interrupted))
+    error.is::<Interrupted>()
+        || matches!(error.downcast_ref(), Some(FetchError::Interrupted))
+        || matches!(error.downcast_ref(), Some(probe::Error::Interrupted))
 }
 
 fn hint(error: &anyhow::Error) -> Option<String> {

@@ -1,8 +1,8 @@
-//! Progress on stderr: a bar on a terminal, a few lines elsewhere.
+//! Progress on stderr: bars on a terminal, a few lines elsewhere.
 
 use std::io::IsTerminal;
 
-use engine::fetch;
+use engine::{fetch, probe};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::interrupt;
@@ -109,5 +109,63 @@ impl fetch::Progress for Bar {
 impl Drop for Bar {
     fn drop(&mut self) {
         self.clear();
+    }
+}
+
+/// How far the measurements of the machine are.
+pub struct Steps {
+    bar: Option<ProgressBar>,
+    on_terminal: bool,
+}
+
+impl Steps {
+    /// Nothing is shown before the first step.
+    pub fn new() -> Self {
+        Self {
+            bar: None,
+            on_terminal: std::io::stderr().is_terminal(),
+        }
+    }
+}
+
+impl probe::Progress for Steps {
+    fn step(&mut self, what: &str, done: usize, total: usize) {
+        if !self.on_terminal {
+            if done == 0 {
+                eprintln!("measuring this machine: {total} figures, up to 20 seconds");
+            }
+            return;
+        }
+        let bar = self.bar.get_or_insert_with(|| {
+            let style = ProgressStyle::with_template("measuring [{bar:24}] {pos}/{len} {wide_msg}")
+                .expect("the template is a constant")
+                .progress_chars("=> ");
+            ProgressBar::new(total as u64).with_style(style)
+        });
+        bar.set_position(done as u64);
+        bar.set_message(what.to_owned());
+    }
+
+    fn finish(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn note(&mut self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("note: {text}")),
+            None => eprintln!("note: {text}"),
+        }
+    }
+
+    fn interrupted(&self) -> bool {
+        interrupt::asked()
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        probe::Progress::finish(self);
     }
 }

@@ -80,7 +80,7 @@ fn load_model(path: &Path, file: &GgufFile, options: &LoadOptions) -> Result<Mod
     Ok(model)
 }
 
-fn load_options(flags: &MachineFlags) -> Result<LoadOptions> {
+pub fn load_options(flags: &MachineFlags) -> Result<LoadOptions> {
     if flags.threads == Some(0) {
         return Err(Advised::new("--threads 0", "leave it out to use every physical core").into());
     }

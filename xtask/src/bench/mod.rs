@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use engine::probe::bandwidth::{Bandwidth, Source};
 
-use crate::bandwidth::{Bandwidth, Source};
 use crate::machine::{self, Machine, Ticks};
 use case::Case;
 use engines::{Engine, Family, Setting};
@@ -181,7 +181,7 @@ impl Report {
         for bytes in models.chain([MEMORY_BYTES]) {
             let source = Source::new(bytes)?;
             for threads in [1, self.threads] {
-                reads.push(source.measure(threads)?);
+                reads.push(source.read(threads, crate::PASSES)?);
             }
         }
         self.readings.push(Reading { when, reads });

@@ -2,13 +2,13 @@
 
 use std::fmt::Write;
 
+use engine::probe::bandwidth::Bandwidth;
 use serde::Serialize;
 
 use super::case::Case;
 use super::engines::{Engine, Family, SETTINGS};
 use super::model::ModelFile;
 use super::{DISTURBED_SHARE, file_name};
-use crate::bandwidth::Bandwidth;
 use crate::machine::Machine;
 
 /// All that was measured.
@@ -118,7 +118,7 @@ impl Report {
         let reads = self
             .readings
             .iter()
-            .map(|r| r.reads[2 * model + 1].gb_s_p50 * 1e9);
+            .map(|r| r.reads[2 * model + 1].gb_s_p50() * 1e9);
         Spread::of(reads).map(|s| s.p50)
     }
 }
@@ -241,8 +241,13 @@ fn bandwidths(text: &mut String, r: &Report) {
         let mut row = format!("| {} MiB | {} |", first.bytes >> 20, first.threads);
         for reading in &r.readings {
             let read = &reading.reads[i];
-            write!(row, " {:.1}, best {:.1} |", read.gb_s_p50, read.gb_s_max)
-                .expect("strings take everything");
+            write!(
+                row,
+                " {:.1}, best {:.1} |",
+                read.gb_s_p50(),
+                read.gb_s_max()
+            )
+            .expect("strings take everything");
         }
         line!(text, "{row}");
     }
@@ -360,8 +365,7 @@ mod tests {
         let read = |gb_s_p50| Bandwidth {
             bytes: 1 << 20,
             threads: 1,
-            gb_s_p50,
-            gb_s_max: 99.0,
+            gb_s: vec![gb_s_p50, gb_s_p50, 99.0],
         };
         let reading = |when, all| Reading {
             when,

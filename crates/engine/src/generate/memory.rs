@@ -15,18 +15,27 @@ pub fn available_bytes() -> Option<u64> {
     Some(cgroup_free_bytes().map_or(system, |group| group.min(system)))
 }
 
+/// Bytes of memory that the system has, or that its control group may take if that is less. `None` where the system does
+/// not say.
+pub fn total_bytes() -> Option<u64> {
+    let system = kib_line(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")?;
+    Some(cgroup_bytes("memory.max").map_or(system, |group| group.min(system)))
+}
+
 fn cgroup_free_bytes() -> Option<u64> {
+    Some(cgroup_bytes("memory.max")?.saturating_sub(cgroup_bytes("memory.current")?))
+}
+
+/// A number of this process's control group.
+fn cgroup_bytes(file: &str) -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let number = |file: &str| -> Option<u64> {
-        fs::read_to_string(format!("/sys/fs/cgroup{path}/{file}"))
-            .ok()?
-            .trim()
-            .parse()
-            .ok()
-    };
     // "max" is no number: then there is no limit.
-    Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+    fs::read_to_string(format!("/sys/fs/cgroup{path}/{file}"))
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
 }
 
 /// A line of the form `Key:   123 kB`.
@@ -50,6 +59,7 @@ mod tests {
         // Other tests run beside this one, so the peak may have been higher before; it never falls.
         assert!(after >= before && after >= 64 << 20, "{before} {after}");
         assert!(available_bytes().unwrap() > 0);
+        assert!(total_bytes().unwrap() >= after);
     }
 
     #[test]

@@ -1,0 +1,208 @@
+//! Attention of one token in one layer, at two depths: what one more cell costs, and what is left at none.
+//!
+//! Each call attends over another layer's cells, so that they come from where a session's would: not from the first
+//! caches.
+
+use super::Error;
+use super::sample::{Clock, seconds_a_call};
+use super::subject::Heads;
+use cpu::attention::{Blocks, CELLS, KvShape, Params, Partials, attend, write_cell};
+use cpu::mem::Buffer;
+use cpu::{Isa, Pool};
+use place::profile::Figure;
+
+/// The large depth.
+const CELLS_LARGE: usize = 8192;
+
+/// The small one.
+const CELLS_SMALL: usize = 256;
+
+/// Bytes of cells, at most: beyond the caches of most machines, and filled in a moment.
+const BYTES_MAX: usize = 256 << 20;
+
+/// Cells of some layers, and a query.
+pub(super) struct Bench {
+    isa: Isa,
+    shape: KvShape,
+    heads: usize,
+    layers: usize,
+    /// Slab `i` holds cells `256 i ..` of all layers.
+    slabs: Vec<Buffer<u8>>,
+    q: Buffer<f32>,
+    out: Buffer<f32>,
+    partials: Partials,
+    /// Next layer, and next slab of the small depth.
+    next: usize,
+}
+
+impl Bench {
+    pub(super) fn new(
+        heads: Heads,
+        shape: KvShape,
+        layers: usize,
+        isa: Isa,
+    ) -> Result<Self, Error> {
+        let n_slabs = CELLS_LARGE / CELLS;
+        let block = shape.block_bytes();
+        let layers = layers.min(BYTES_MAX / (n_slabs * block)).max(1);
+        let value = |i: usize| ((i * 7919 % 2001) as f32 - 1000.0) / 1000.0;
+        let room = || {
+            let mut first = Buffer::<u8>::new(block)?;
+            let (mut k, mut v) = (
+                vec![0.0; shape.heads * shape.c_k],
+                vec![0.0; shape.heads * shape.c_v],
+            );
+            for cell in 0..CELLS {
+                for (i, x) in k.iter_mut().chain(&mut v).enumerate() {
+                    *x = value(i * 31 + cell * 17);
+                }
+                write_cell(&shape, &mut first, cell, &k, &v);
+            }
+            let mut slabs = Vec::with_capacity(n_slabs);
+            for _ in 0..n_slabs {
+                let mut slab = Buffer::<u8>::new(layers * block)?;
+                for of_layer in slab.chunks_exact_mut(block) {
+                    of_layer.copy_from_slice(&first);
+                }
+                slabs.push(slab);
+            }
+            let mut q = Buffer::new(heads.heads * heads.head_k)?;
+            for (i, x) in q.iter_mut().enumerate() {
+                *x = value(i);
+            }
+            Ok((
+                slabs,
+                q,
+                Buffer::new(heads.heads * heads.head_v)?,
+                Partials::new(&shape, heads.heads, CELLS_LARGE)?,
+            ))
+        };
+        let (slabs, q, out, partials) = room().map_err(Error::memory("cells to attend over"))?;
+        Ok(Self {
+            isa,
+            shape,
+            heads: heads.heads,
+            layers,
+            slabs,
+            q,
+            out,
+            partials,
+            next: 0,
+        })
+    }
+
+    /// Nanoseconds a cell, and microseconds at none.
+    pub(super) fn slope_and_engage(
+        &mut self,
+        pool: &Pool,
+        clock: &mut Clock<'_>,
+        what: &str,
+    ) -> Result<(Figure, Figure), Error> {
+        let large = self.microseconds(pool, clock, what, CELLS_LARGE)?;
+        let small = self.microseconds(pool, clock, what, CELLS_SMALL)?;
+        Ok(slope_and_engage(small, large))
+    }
+
+    fn microseconds(
+        &mut self,
+        pool: &Pool,
+        clock: &mut Clock<'_>,
+        what: &str,
+        cells: usize,
+    ) -> Result<Figure, Error> {
+        let what = format!("{what}, {cells} cells");
+        clock.sample(&what, |time| {
+            1e6 * seconds_a_call(time, || self.attend(pool, cells))
+        })
+    }
+
+    /// One token over the first `cells` cells of some layer.
+    fn attend(&mut self, pool: &Pool, cells: usize) {
+        let n = cells / CELLS;
+        let block = self.shape.block_bytes();
+        let (layer, first) = (
+            self.next % self.layers,
+            self.next / self.layers * n % self.slabs.len(),
+        );
+        self.next += 1;
+        let params = Params {
+            heads: self.heads,
+            scale: 1.0 / (self.shape.c_k as f32).sqrt(),
+            soft_cap: None,
+            window: None,
+            sinks: None,
+        };
+        attend(
+            pool,
+            self.isa,
+            &self.shape,
+            &params,
+            cells - 1,
+            &self.q,
+            Blocks::new(&self.slabs[first..first + n], layer * block, block),
+            &mut self.partials,
+            &mut self.out,
+        );
+    }
+}
+
+/// The line through two depths; what noise makes negative is next to nothing.
+fn slope_and_engage(small: Figure, large: Figure) -> (Figure, Figure) {
+    let cells = (CELLS_LARGE - CELLS_SMALL) as f64;
+    let least = place::profile::Unit::NsCell.range().0;
+    let slope = Figure {
+        value: (1e3 * (large.value - small.value) / cells).max(least),
+        spread: 1e3 * (large.spread + small.spread) / cells,
+    };
+    let us_small = CELLS_SMALL as f64 / 1e3;
+    let engage = Figure {
+        value: (small.value - slope.value * us_small).max(0.0),
+        spread: small.spread + slope.spread * us_small,
+    };
+    (slope, engage)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cpu::attention::KvType;
+    use cpu::pool::Pinning;
+
+    #[test]
+    fn the_line_goes_through_both_depths() {
+        let us = |value, spread| Figure { value, spread };
+        let (slope, engage) = slope_and_engage(us(5.0, 0.1), us(84.36, 0.9));
+        assert!((slope.value - 10.0).abs() < 1e-9 && (engage.value - 2.44).abs() < 1e-9);
+        assert!(slope.spread > 0.0 && engage.spread >= 0.1);
+        let (slope, engage) = slope_and_engage(us(5.0, 0.0), us(4.0, 0.0));
+        assert!(slope.value > 0.0 && slope.value < 1e-3 && engage.value <= 5.0);
+    }
+
+    #[test]
+    fn every_slab_is_attended_over_and_results_are_numbers() {
+        let heads = Heads {
+            heads: 4,
+            heads_kv: 2,
+            head_k: 32,
+            head_v: 32,
+        };
+        let pool = Pool::new(2, Pinning::Free).unwrap();
+        for ty in [KvType::F16, KvType::Q8_0, KvType::Q4_0] {
+            let shape = KvShape::new(2, 32, 32, ty, ty).unwrap();
+            let mut bench = Bench::new(heads, shape, 3, Isa::best()).unwrap();
+            assert_eq!((bench.layers, bench.slabs.len()), (3, 32));
+            // All blocks hold the same cells, so each is worth the same, wherever it lies.
+            bench.attend(&pool, CELLS_SMALL);
+            let first = bench.out.to_vec();
+            assert!(first.iter().all(|x| x.is_finite()) && first.iter().any(|x| *x != 0.0));
+            for _ in 0..3 * 32 {
+                bench.out.fill(0.0);
+                bench.attend(&pool, CELLS_SMALL);
+                assert_eq!(bench.out[..], first[..]);
+            }
+            bench.attend(&pool, CELLS_LARGE);
+            let close = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-3;
+            assert!(bench.out.iter().zip(&first).all(close), "{ty}");
+        }
+    }
+}

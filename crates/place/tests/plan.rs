@@ -517,7 +517,7 @@ fn on_the_cpu_a_token_is_its_terms() {
         let t = &p.token;
         let weights = dense_bytes as f64 / (q8.decode_gb_s.value * 1e6);
         assert!((t.weights_ms / weights - 1.0).abs() < 1e-9);
-        let operations = (24.0 * 4.0 + 1.0) * profile.host.fork_join_us.value / 1e3;
+        let operations = (24.0 * 2.0 + 1.0) * profile.host.fork_join_us.value / 1e3;
         assert!((t.operations_ms - operations).abs() < 1e-9);
         // 40 query heads where 32 were measured.
         let cells_us = rate.ns_cell.value * 40.0 / 32.0 * p.depth as f64 / 1e3;

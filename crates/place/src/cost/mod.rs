@@ -3,7 +3,7 @@
 //! ```text
 //! t = weights      sum over formats of active bytes / the product's rate at one token
 //!   + experts      the same for the routed experts of a token, wherever they are
-//!   + operations   operations * what an empty one takes
+//!   + operations   everything small, in empty operations * what an empty one takes
 //!   + attention    sum over layers of (engage + slope * cells)
 //!   + state        recurrent state, read and written
 //!   + spill        what leaving something in host memory adds

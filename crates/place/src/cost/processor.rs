@@ -4,9 +4,10 @@ use crate::drop::{amount, ms};
 use crate::profile::{AttentionRate, Device, HeadShape, Host};
 use crate::tier::Tier;
 
-/// Forks and joins of a dense layer on the CPU: query, key and value; output; gate and up; down. Attention's own is in its
-/// engage cost; norms and the like of one token stay on the calling thread.
-const FORKS_A_LAYER: f64 = 4.0;
+/// What a layer does on the CPU beside products and attention, in empty forks: norms, rope, gated activation, additions and
+/// writing cells stay on the calling thread for one token, and together take about as long as two. The forks of products and
+/// attention are in their own measurements.
+const SMALL_OPERATIONS_A_LAYER: f64 = 2.0;
 /// Launches of a dense layer on a device: norm, three products, two quantisations of activations, rope, attention and its
 /// merge, output, norm, gated activation, two more products, additions.
 const LAUNCHES_A_LAYER: f64 = 12.0;
@@ -58,12 +59,8 @@ impl<'a> Processor<'a> {
                 .collect(),
             attention: &host.attention,
             read_gb_s: with(host.read_gb_s.one.value, host.read_gb_s.all.value),
-            operation_us: if threads > 1.0 {
-                host.fork_join_us.value
-            } else {
-                0.0
-            },
-            operations_a_layer: FORKS_A_LAYER,
+            operation_us: host.fork_join_us.value,
+            operations_a_layer: SMALL_OPERATIONS_A_LAYER,
             attention_part: part,
         }
     }

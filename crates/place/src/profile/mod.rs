@@ -6,7 +6,7 @@
 //! | term | what is measured |
 //! |---|---|
 //! | `read_gb_s`, `copy_gb_s` | streaming reads and copies of host memory; copies count each byte once |
-//! | `decode_gb_s` | bytes of weights that a product of one token passes a second |
+//! | `decode_gb_s` | bytes of weights that a product of one token passes a second, as a session runs it: with its fork and the quantisation of its input |
 //! | `prefill_gmac_s` | multiply-adds of a product of many tokens |
 //! | `fork_join_us` | an operation that has nothing to do |
 //! | `ns_cell`, `engage_us` | attention of one token in one layer: `engage_us + ns_cell * cells` |
@@ -152,7 +152,7 @@ pub struct ProductRate {
     pub format: String,
     /// `scalar`, `avx2`, `avx512` or `amx`.
     pub isa: String,
-    /// Weights that a product of one token passes, all threads.
+    /// Weights that a product of one token passes, all threads, its fork and the quantisation of its input included.
     pub decode_gb_s: Figure,
     /// The same with one thread.
     pub decode_one_gb_s: Figure,

@@ -81,29 +81,70 @@ mod imp {
         unsafe { asm!("tilerelease", options(nostack, nomem)) }
     }
 
-    /// One product of 16 tokens and 16 rows over 32 values: `c = a * w`, all signed. `slot` (any number) picks registers,
-    /// so that neighbouring products do not wait for each other.
+    /// Four results of 16 tokens x 16 rows over 32 values: what [`first32`] begins.
+    ///
+    /// The tile registers hold `a[0] w[0]`, `a[0] w[1]`, `a[1] w[0]`, `a[1] w[1]`. A product takes some 50 cycles until it can be
+    /// stored, so a result is stored only when its register is wanted for the next block: [`next32`], [`last32`].
+    #[derive(Clone, Copy)]
+    pub(crate) struct Block32 {
+        /// Codes of two token tiles, 512 bytes each.
+        pub(crate) a: [*const i8; 2],
+        /// Weights of two tiles of rows, 512 signed bytes each.
+        pub(crate) w: [*const i8; 2],
+    }
+
+    macro_rules! block32 {
+        ($block:expr, $c:expr, $s0:expr, $s1:expr, $s2:expr, $s3:expr) => {
+            asm!("tileloadd tmm4, [{a0} + {k}*1]", "tileloadd tmm6, [{w0} + {s}*1]",
+                $s0, "tilezero tmm0", "tdpbssd tmm0, tmm4, tmm6", "tileloadd tmm7, [{w1} + {s}*1]",
+                $s1, "tilezero tmm1", "tdpbssd tmm1, tmm4, tmm7", "tileloadd tmm5, [{a1} + {k}*1]",
+                $s2, "tilezero tmm2", "tdpbssd tmm2, tmm5, tmm6",
+                $s3, "tilezero tmm3", "tdpbssd tmm3, tmm5, tmm7", "/* {c} */",
+                a0 = in(reg) $block.a[0], a1 = in(reg) $block.a[1], w0 = in(reg) $block.w[0], w1 = in(reg) $block.w[1],
+                c = in(reg) $c, k = in(reg) 32usize, s = in(reg) 64usize, options(nostack))
+        };
+    }
+
+    /// Multiplies a first block.
     ///
     /// # Safety
-    /// Tiles configured with `k = 32`; `a` and `w` 512 readable bytes each, `c` 256 writable `i32`.
+    /// Tiles configured with `k = 32`; 512 readable bytes behind each pointer.
     #[inline(always)]
-    pub(crate) unsafe fn product32(a: *const i8, w: *const i8, c: *mut i32, slot: usize) {
-        macro_rules! with {
-            ($c:literal, $a:literal, $w:literal) => {
-                // SAFETY: the caller's contract.
-                unsafe {
-                    asm!(concat!("tilezero ", $c), concat!("tileloadd ", $a, ", [{a} + {k}*1]"),
-                        concat!("tileloadd ", $w, ", [{w} + {s}*1]"), concat!("tdpbssd ", $c, ", ", $a, ", ", $w),
-                        concat!("tilestored [{c} + {s}*1], ", $c),
-                        a = in(reg) a, w = in(reg) w, c = in(reg) c, k = in(reg) 32usize, s = in(reg) 64usize, options(nostack))
-                }
-            };
+    pub(crate) unsafe fn first32(block: Block32) {
+        // SAFETY: the caller's contract.
+        unsafe { block32!(block, std::ptr::null::<i32>(), "", "", "", "") }
+    }
+
+    /// Stores the block before to `c` and multiplies the next.
+    ///
+    /// # Safety
+    /// As [`first32`], and 1024 writable `i32` behind `c`.
+    #[inline(always)]
+    pub(crate) unsafe fn next32(block: Block32, c: *mut i32) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            block32!(
+                block,
+                c,
+                "tilestored [{c} + {s}*1], tmm0",
+                "tilestored [{c} + {s}*1 + 1024], tmm1",
+                "tilestored [{c} + {s}*1 + 2048], tmm2",
+                "tilestored [{c} + {s}*1 + 3072], tmm3"
+            )
         }
-        match slot % 4 {
-            0 => with!("tmm0", "tmm4", "tmm6"),
-            1 => with!("tmm1", "tmm5", "tmm7"),
-            2 => with!("tmm2", "tmm4", "tmm6"),
-            _ => with!("tmm3", "tmm5", "tmm7"),
+    }
+
+    /// Stores the last block to `c`.
+    ///
+    /// # Safety
+    /// Tiles configured; 1024 writable `i32` behind `c`.
+    #[inline(always)]
+    pub(crate) unsafe fn last32(c: *mut i32) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            asm!("tilestored [{c} + {s}*1], tmm0", "tilestored [{c} + {s}*1 + 1024], tmm1",
+                "tilestored [{c} + {s}*1 + 2048], tmm2", "tilestored [{c} + {s}*1 + 3072], tmm3",
+                c = in(reg) c, s = in(reg) 64usize, options(nostack))
         }
     }
 

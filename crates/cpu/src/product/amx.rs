@@ -1,8 +1,8 @@
 //! Quantised products with AMX: 16 tokens x 16 rows a tile.
 //!
-//! *Blocks of 32*: each block is one tile product whose 256 integers go through the first-level cache to the vector units,
-//! which scale and accumulate them. The tile products of the next 16 tokens are issued between the scaling of these, so
-//! that both units work.
+//! *Blocks of 32*: the 256 integers of each tile product go through the first-level cache to the vector units, which scale and
+//! accumulate them. Two tiles of tokens are multiplied with two of rows, a few blocks at a time, and then scaled: tile
+//! products block one of the two vector units, so mixing both kinds of work finely gains nothing.
 //!
 //! *Super-blocks*: weights times sub-scales need 13 bits and a sign. They are split into two planes of bytes,
 //! `w = 64 * high + low`, so that tiles run over all 256 values before anything leaves them: exact, and an eighth
@@ -25,8 +25,8 @@ type Tile = [i32; 256];
 #[repr(align(64))]
 struct Aligned<T>(T);
 
-/// Blocks whose tile products are under way at a time: their results and the next ones' must stay in the first-level cache.
-const BLOCKS: usize = 8;
+/// Blocks that are multiplied before they are scaled: their results, 16 KiB, must stay in the first-level cache.
+const BLOCKS: usize = 4;
 
 /// Tiles of rows that are summed side by side. For each chunk of K the tokens' codes come into the second-level cache once
 /// for all of them, and results are written in runs of 512 bytes.
@@ -56,13 +56,26 @@ impl Sums {
         }
     }
 
-    /// Writes the results of a group of tiles.
+    /// Writes the results of a group of tiles. Each token's lie in lines of their own, which are not in a near cache: they are
+    /// asked for some tokens ahead.
+    #[target_feature(enable = "avx512f")]
     fn write(&self, w: &TileMatrix<'_>, group: &Range<usize>, out: &Shared<'_, f32>) {
+        const AHEAD: usize = 16;
         let rows = (group.len() - 1) * ROWS + w.tile_rows(group.end - 1);
         for (t, sums) in self.0.iter().enumerate() {
             // SAFETY: each tile writes its own rows of every token.
             let out = unsafe { out.part(t * w.n() + group.start * ROWS, rows) };
-            out.copy_from_slice(&sums.as_flattened()[..rows]);
+            for line in 0..group.len() {
+                let ahead = out.as_ptr().wrapping_add(AHEAD * w.n() + line * ROWS);
+                _mm_prefetch::<_MM_HINT_ET0>(ahead.cast());
+            }
+            for (out, sums) in out.chunks_mut(ROWS).zip(sums) {
+                if let Some(out) = out.first_chunk_mut::<ROWS>() {
+                    *out = *sums;
+                } else {
+                    out.copy_from_slice(&sums[..out.len()]);
+                }
+            }
         }
     }
 }
@@ -87,77 +100,73 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
     out: &Shared<'_, f32>,
 ) {
     assert_eq!(acts.height(), TILE, "activations in tiles");
-    let mut chunk = Chunk32::zero();
-    let mut results = Aligned([[[0i32; 256]; BLOCKS]; 2]);
+    let mut pair = [const { Chunk32::zero() }; 2];
+    let mut results = Aligned([[[0i32; 256]; 4]; BLOCKS]);
     let mut sums = Sums::new(acts.tokens());
     // SAFETY: the caller's promise.
     unsafe { amx::configure(32) };
     let token_tiles = acts.tokens().div_ceil(TILE);
     for group in groups(tiles) {
         let chunks = (0..w.blocks()).step_by(CHUNK32);
-        for (first, tile) in chunks.flat_map(|first| group.clone().map(move |tile| (first, tile))) {
-            let (mut blocks, slot) = (TileBlocks::new(w, tile), tile - group.start);
-            let n = chunk.unpack::<U>(&mut blocks, first);
-            lower_codes(&mut chunk.q[..n], U::BIAS as u8);
-            // A unit is up to BLOCKS blocks of one token tile.
-            let a_unit = n.div_ceil(BLOCKS);
-            let units = token_tiles * a_unit;
-            let place = |unit: usize| {
-                let (tt, start) = (unit / a_unit, unit % a_unit * BLOCKS);
-                (tt, start, BLOCKS.min(n - start))
-            };
-            let issue = |results: &mut [Tile; BLOCKS], unit: usize, i: usize| {
-                let (tt, start, count) = place(unit);
-                if i < count {
-                    let at = acts.q_at(tt * TILE, (first + start + i) * 32);
-                    let (a, w) = (&acts.q[at..at + 512], chunk.q[start + i].as_ptr().cast());
-                    // SAFETY: 512 codes, a run of 512 weights, and 256 results; tiles are configured for 32 values.
-                    unsafe { amx::product32(a.as_ptr(), w, results[i].as_mut_ptr(), i) };
-                }
-            };
-            for i in 0..BLOCKS {
-                issue(&mut results.0[0], 0, i);
+        let pairs =
+            chunks.flat_map(|first| group.clone().step_by(2).map(move |tile| (first, tile)));
+        for (first, tile) in pairs {
+            let slots = tile - group.start..(tile + 2).min(group.end) - group.start;
+            let mut n = 0;
+            for (chunk, slot) in pair.iter_mut().zip(slots.clone()) {
+                let mut blocks = TileBlocks::new(w, group.start + slot);
+                n = chunk.unpack::<U>(&mut blocks, first);
+                lower_codes(&mut chunk.q[..n], U::BIAS as u8);
             }
-            let mut acc = [_mm512_setzero_ps(); TILE];
-            for unit in 0..units {
-                let (tt, start, count) = place(unit);
-                let [even, odd] = &mut results.0;
-                let (this, next) = if unit % 2 == 0 {
-                    (even, odd)
-                } else {
-                    (odd, even)
-                };
-                if start == 0 {
-                    acc = [_mm512_setzero_ps(); TILE];
-                }
-                for (i, this) in this.iter().enumerate() {
-                    if unit + 1 < units {
-                        issue(next, unit + 1, i);
-                    }
-                    if i >= count {
-                        continue;
-                    }
-                    let b = start + i;
-                    let d_at = acts.d_at(tt * TILE, first + b);
-                    let d_a: &[f32; TILE] = acts.d[d_at..][..TILE]
-                        .try_into()
-                        .expect("scales of 16 tokens");
-                    let ds: &[f32; TILE] = acts.ds[d_at..][..TILE]
-                        .try_into()
-                        .expect("sums of 16 tokens");
-                    let (d, m) = (load_f32(&chunk.d[b]), load_f32(&chunk.m[b]));
-                    for j in 0..TILE {
-                        let scale = _mm512_mul_ps(d, _mm512_set1_ps(d_a[j]));
-                        let dot = _mm512_cvtepi32_ps(load_row(this, j));
-                        acc[j] = _mm512_fmadd_ps(dot, scale, acc[j]);
-                        if has_min(U::TY) {
-                            acc[j] = _mm512_fmadd_ps(m, _mm512_set1_ps(ds[j]), acc[j]);
+            for tt in (0..token_tiles).step_by(2) {
+                // A last tile without a partner is multiplied twice; the second result is not used.
+                let tts = [tt, (tt + 1).min(token_tiles - 1)];
+                let a = tts.map(|tt| {
+                    let at = acts.q_at(tt * TILE, first * 32);
+                    acts.q[at..at + n * 512].as_ptr()
+                });
+                let second = slots.len() - 1;
+                let mut acc = [[_mm512_setzero_ps(); TILE]; 4];
+                for start in (0..n).step_by(BLOCKS) {
+                    let blocks = start..n.min(start + BLOCKS);
+                    let block = |b: usize| amx::Block32 {
+                        a: a.map(|a| a.wrapping_add(b * 512)),
+                        w: [
+                            pair[0].q[b].as_ptr().cast(),
+                            pair[second].q[b].as_ptr().cast(),
+                        ],
+                    };
+                    // SAFETY: 512 codes and 512 weights of each block, 1024 results of each; tiles are configured for 32 values.
+                    unsafe {
+                        amx::first32(block(start));
+                        for b in start + 1..blocks.end {
+                            amx::next32(block(b), results.0[b - 1 - start].as_mut_ptr().cast());
                         }
+                        amx::last32(results.0[blocks.len() - 1].as_mut_ptr().cast());
+                    }
+                    for (i, acc) in acc.iter_mut().enumerate() {
+                        let (tt, chunk) = (tts[i / 2], &pair[i % 2 * second]);
+                        let mut sums = *acc;
+                        for b in blocks.clone() {
+                            let d_at = acts.d_at(tt * TILE, first + b);
+                            sums = add_block::<U>(
+                                sums,
+                                &results.0[b - start][i],
+                                chunk,
+                                b,
+                                acts,
+                                d_at,
+                            );
+                        }
+                        *acc = sums;
                     }
                 }
-                if start + count == n {
-                    for (j, acc) in acc.iter().enumerate().take(acts.tokens() - tt * TILE) {
-                        sums.put(tt * TILE + j, slot, first == 0, *acc);
+                for (half, tt) in (tt..token_tiles.min(tt + 2)).enumerate() {
+                    for slot in slots.clone() {
+                        let acc = &acc[2 * half + slot - slots.start];
+                        for (j, acc) in acc.iter().enumerate().take(acts.tokens() - tt * TILE) {
+                            sums.put(tt * TILE + j, slot, first == 0, *acc);
+                        }
                     }
                 }
             }
@@ -166,6 +175,30 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
     }
     // SAFETY: the caller's promise.
     unsafe { amx::release() };
+}
+
+/// Scales a block's integers of 16 tokens and adds them to `acc`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn add_block<U: Unpack32>(
+    mut acc: [__m512; TILE],
+    dots: &Tile,
+    chunk: &Chunk32,
+    b: usize,
+    acts: &Acts,
+    d_at: usize,
+) -> [__m512; TILE] {
+    let d_a: &[f32; TILE] = acts.d[d_at..][..TILE].try_into().expect("16 scales");
+    let ds: &[f32; TILE] = acts.ds[d_at..][..TILE].try_into().expect("16 sums");
+    let (d, m) = (load_f32(&chunk.d[b]), load_f32(&chunk.m[b]));
+    for (j, acc) in acc.iter_mut().enumerate() {
+        let scale = _mm512_mul_ps(d, _mm512_set1_ps(d_a[j]));
+        *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(load_row(dots, j)), scale, *acc);
+        if has_min(U::TY) {
+            *acc = _mm512_fmadd_ps(m, _mm512_set1_ps(ds[j]), *acc);
+        }
+    }
+    acc
 }
 
 /// Takes the bias off codes, which makes them signed.

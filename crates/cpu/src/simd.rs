@@ -37,6 +37,10 @@ pub(crate) trait F32x16: Copy {
     fn load_f16(x: &[u8]) -> Self;
     /// Converts 16 bfloat16 (32 bytes, little endian), exactly.
     fn load_bf16(x: &[u8]) -> Self;
+    /// Converts 16 signed bytes.
+    fn load_i8(x: &[u8]) -> Self;
+    /// Converts the low and the high nibbles of 16 bytes, each less 8.
+    fn load_nibbles(x: &[u8]) -> (Self, Self);
     fn store(self, out: &mut [f32]);
     /// Rounds to the nearest integer (ties to even) and stores as bytes. Lanes lie within -127..=127.
     fn store_i8(self, out: &mut [i8]);
@@ -54,8 +58,29 @@ pub(crate) trait F32x16: Copy {
     fn round(self) -> Self;
     /// `2^self` for integers in -126..=127.
     fn exp2_int(self) -> Self;
+    /// The float whose exponent field is the low 9 bits of the bit pattern: `2^n` of what ends with `n + 127`.
+    fn exp2_bits(self) -> Self;
     /// Clears the sign.
     fn abs(self) -> Self;
+
+    /// Sixteen sums of products of 8-bit integers.
+    type Dots: Copy;
+    /// Four 8-bit integers a lane.
+    type Bytes: Copy;
+    /// What [`F32x16::dot_signed`] adds to each signed byte: sums start at `-SIGNED_BIAS` times the sum of their factors.
+    const SIGNED_BIAS: i32;
+    /// All lanes `start`.
+    fn dots(start: i32) -> Self::Dots;
+    /// Loads 64 signed bytes, four a lane.
+    fn signed_bytes(x: &[u8]) -> Self::Bytes;
+    /// The low and the high nibbles of 64 bytes, unsigned.
+    fn nibbles(x: &[u8]) -> (Self::Bytes, Self::Bytes);
+    /// Adds the products of a lane's bytes (raised by [`F32x16::SIGNED_BIAS`]) and `q`'s, which are -127..=127.
+    fn dot_signed(acc: Self::Dots, x: Self::Bytes, q: i32) -> Self::Dots;
+    /// Adds the products of a lane's nibbles and the bytes of `q`, which are -127..=127.
+    fn dot_nibbles(acc: Self::Dots, x: Self::Bytes, q: i32) -> Self::Dots;
+    /// Sums as floats, exact below 2^24.
+    fn from_dots(dots: Self::Dots) -> Self;
 
     fn to_array(self) -> [f32; 16] {
         let mut a = [0.0; 16];
@@ -94,6 +119,19 @@ pub(crate) trait F32x16: Copy {
     }
 }
 
+/// Fetches the cache line at `line` into the first-level cache.
+#[inline(always)]
+pub(crate) fn fetch(line: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch of any address is only a hint and never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
 /// Plain Rust.
 #[derive(Clone, Copy)]
 pub(crate) struct Scalar16([f32; 16]);
@@ -121,6 +159,16 @@ impl F32x16 for Scalar16 {
         Self(std::array::from_fn(|i| {
             f32::from_bits(u32::from_le_bytes([0, 0, x[2 * i], x[2 * i + 1]]))
         }))
+    }
+    fn load_i8(x: &[u8]) -> Self {
+        Self(std::array::from_fn(|i| f32::from(x[i] as i8)))
+    }
+    fn load_nibbles(x: &[u8]) -> (Self, Self) {
+        let nibble = |code: u8| f32::from(code) - 8.0;
+        (
+            Self(std::array::from_fn(|i| nibble(x[i] & 15))),
+            Self(std::array::from_fn(|i| nibble(x[i] >> 4))),
+        )
     }
     fn store(self, out: &mut [f32]) {
         out[..16].copy_from_slice(&self.0);
@@ -166,8 +214,43 @@ impl F32x16 for Scalar16 {
                 .map(|x| f32::from_bits(((x as i32 + 127) as u32) << 23)),
         )
     }
+    fn exp2_bits(self) -> Self {
+        Self(self.0.map(|x| f32::from_bits(x.to_bits() << 23)))
+    }
     fn abs(self) -> Self {
         Self(self.0.map(f32::abs))
+    }
+
+    type Dots = [i32; 16];
+    type Bytes = [[i8; 4]; 16];
+    const SIGNED_BIAS: i32 = 0;
+    fn dots(start: i32) -> [i32; 16] {
+        [start; 16]
+    }
+    fn signed_bytes(x: &[u8]) -> Self::Bytes {
+        std::array::from_fn(|i| std::array::from_fn(|j| x[4 * i + j] as i8))
+    }
+    fn nibbles(x: &[u8]) -> (Self::Bytes, Self::Bytes) {
+        let nibbles = |shift: u32| {
+            std::array::from_fn(|i| {
+                std::array::from_fn(|j| ((x[4 * i + j] >> shift) & 15).cast_signed())
+            })
+        };
+        (nibbles(0), nibbles(4))
+    }
+    fn dot_signed(acc: [i32; 16], x: Self::Bytes, q: i32) -> [i32; 16] {
+        let q = q.to_le_bytes();
+        std::array::from_fn(|i| {
+            (0..4).fold(acc[i], |sum, j| {
+                sum + i32::from(x[i][j]) * i32::from(q[j] as i8)
+            })
+        })
+    }
+    fn dot_nibbles(acc: [i32; 16], x: Self::Bytes, q: i32) -> [i32; 16] {
+        Self::dot_signed(acc, x, q)
+    }
+    fn from_dots(dots: [i32; 16]) -> Self {
+        Self(dots.map(|x| x as f32))
     }
 }
 
@@ -175,278 +258,10 @@ impl F32x16 for Scalar16 {
 pub(crate) use x86::{Avx2x16, Avx512x16};
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::F32x16;
-    use std::arch::x86_64::*;
+mod x86;
 
-    // Rounding of conversions is spelled out, so that it does not depend on MXCSR.
-    const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-
-    /// Two 256-bit registers.
-    #[derive(Clone, Copy)]
-    pub(crate) struct Avx2x16(__m256, __m256);
-
-    macro_rules! both {
-        ($a:expr, $b:expr, $f:ident) => {
-            // SAFETY: the type is used only inside functions compiled for AVX2, FMA and F16C (see the trait).
-            unsafe { Avx2x16($f($a.0, $b.0), $f($a.1, $b.1)) }
-        };
-    }
-
-    impl F32x16 for Avx2x16 {
-        const WIDE: bool = false;
-        #[inline(always)]
-        fn splat(x: f32) -> Self {
-            // SAFETY: only inside functions compiled for AVX2 (see the trait).
-            unsafe { Self(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
-        }
-        #[inline(always)]
-        fn load(x: &[f32]) -> Self {
-            let x: &[f32; 16] = x[..16].try_into().expect("16 values");
-            // SAFETY: 16 values are there; only inside functions compiled for AVX2.
-            unsafe {
-                Self(
-                    _mm256_loadu_ps(x.as_ptr()),
-                    _mm256_loadu_ps(x.as_ptr().add(8)),
-                )
-            }
-        }
-        #[inline(always)]
-        fn load_f16(x: &[u8]) -> Self {
-            let x: &[u8; 32] = x[..32].try_into().expect("32 bytes");
-            // SAFETY: 32 bytes are there; only inside functions compiled for F16C.
-            unsafe {
-                let p = x.as_ptr().cast::<__m128i>();
-                Self(
-                    _mm256_cvtph_ps(_mm_loadu_si128(p)),
-                    _mm256_cvtph_ps(_mm_loadu_si128(p.add(1))),
-                )
-            }
-        }
-        #[inline(always)]
-        fn load_bf16(x: &[u8]) -> Self {
-            let x: &[u8; 32] = x[..32].try_into().expect("32 bytes");
-            // SAFETY: 32 bytes are there; only inside functions compiled for AVX2.
-            unsafe {
-                let p = x.as_ptr().cast::<__m128i>();
-                let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p));
-                let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(1)));
-                Self(
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
-                )
-            }
-        }
-        #[inline(always)]
-        fn store(self, out: &mut [f32]) {
-            let out: &mut [f32; 16] = (&mut out[..16]).try_into().expect("16 values");
-            // SAFETY: 16 values are there; only inside functions compiled for AVX2.
-            unsafe {
-                _mm256_storeu_ps(out.as_mut_ptr(), self.0);
-                _mm256_storeu_ps(out.as_mut_ptr().add(8), self.1);
-            }
-        }
-        #[inline(always)]
-        fn store_i8(self, out: &mut [i8]) {
-            let out: &mut [i8; 16] = (&mut out[..16]).try_into().expect("16 values");
-            let r = self.round();
-            // SAFETY: 16 bytes are there; only inside functions compiled for AVX2. Lanes are integers within 8 bits.
-            unsafe {
-                let words = _mm256_packs_epi32(_mm256_cvttps_epi32(r.0), _mm256_cvttps_epi32(r.1));
-                let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
-                let bytes = _mm_packs_epi16(
-                    _mm256_castsi256_si128(words),
-                    _mm256_extracti128_si256::<1>(words),
-                );
-                _mm_storeu_si128(out.as_mut_ptr().cast(), bytes);
-            }
-        }
-        #[inline(always)]
-        fn add(self, o: Self) -> Self {
-            both!(self, o, _mm256_add_ps)
-        }
-        #[inline(always)]
-        fn sub(self, o: Self) -> Self {
-            both!(self, o, _mm256_sub_ps)
-        }
-        #[inline(always)]
-        fn mul(self, o: Self) -> Self {
-            both!(self, o, _mm256_mul_ps)
-        }
-        #[inline(always)]
-        fn div(self, o: Self) -> Self {
-            both!(self, o, _mm256_div_ps)
-        }
-        #[inline(always)]
-        fn fma(self, b: Self, c: Self) -> Self {
-            // SAFETY: only inside functions compiled for FMA.
-            unsafe {
-                Self(
-                    _mm256_fmadd_ps(self.0, b.0, c.0),
-                    _mm256_fmadd_ps(self.1, b.1, c.1),
-                )
-            }
-        }
-        #[inline(always)]
-        fn max(self, o: Self) -> Self {
-            both!(self, o, _mm256_max_ps)
-        }
-        #[inline(always)]
-        fn select_lt(self, o: Self, yes: Self, no: Self) -> Self {
-            // SAFETY: only inside functions compiled for AVX2.
-            unsafe {
-                let (low, high) = (
-                    _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, o.0),
-                    _mm256_cmp_ps::<_CMP_LT_OQ>(self.1, o.1),
-                );
-                Self(
-                    _mm256_blendv_ps(no.0, yes.0, low),
-                    _mm256_blendv_ps(no.1, yes.1, high),
-                )
-            }
-        }
-        #[inline(always)]
-        fn round(self) -> Self {
-            // SAFETY: only inside functions compiled for AVX2.
-            unsafe {
-                Self(
-                    _mm256_round_ps::<NEAREST>(self.0),
-                    _mm256_round_ps::<NEAREST>(self.1),
-                )
-            }
-        }
-        #[inline(always)]
-        fn exp2_int(self) -> Self {
-            // SAFETY: only inside functions compiled for AVX2. Lanes are integers, so truncation is exact.
-            unsafe {
-                let bias = _mm256_set1_epi32(127);
-                let low = _mm256_add_epi32(_mm256_cvttps_epi32(self.0), bias);
-                let high = _mm256_add_epi32(_mm256_cvttps_epi32(self.1), bias);
-                Self(
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(low)),
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(high)),
-                )
-            }
-        }
-        #[inline(always)]
-        fn abs(self) -> Self {
-            // SAFETY: only inside functions compiled for AVX2.
-            unsafe {
-                let sign = _mm256_set1_ps(-0.0);
-                Self(
-                    _mm256_andnot_ps(sign, self.0),
-                    _mm256_andnot_ps(sign, self.1),
-                )
-            }
-        }
-    }
-
-    /// One 512-bit register.
-    #[derive(Clone, Copy)]
-    pub(crate) struct Avx512x16(pub(crate) __m512);
-
-    macro_rules! one {
-        ($f:ident($($a:expr),*)) => {
-            // SAFETY: the type is used only inside functions compiled for AVX-512 F, BW, DQ and VL (see the trait).
-            unsafe { Avx512x16($f($($a),*)) }
-        };
-    }
-
-    impl F32x16 for Avx512x16 {
-        const WIDE: bool = true;
-        #[inline(always)]
-        fn splat(x: f32) -> Self {
-            one!(_mm512_set1_ps(x))
-        }
-        #[inline(always)]
-        fn load(x: &[f32]) -> Self {
-            let x: &[f32; 16] = x[..16].try_into().expect("16 values");
-            one!(_mm512_loadu_ps(x.as_ptr()))
-        }
-        #[inline(always)]
-        fn load_f16(x: &[u8]) -> Self {
-            let x: &[u8; 32] = x[..32].try_into().expect("32 bytes");
-            // SAFETY: 32 bytes are there; only inside functions compiled for AVX-512.
-            unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast()))) }
-        }
-        #[inline(always)]
-        fn load_bf16(x: &[u8]) -> Self {
-            let x: &[u8; 32] = x[..32].try_into().expect("32 bytes");
-            // SAFETY: 32 bytes are there; only inside functions compiled for AVX-512.
-            unsafe {
-                let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
-                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
-            }
-        }
-        #[inline(always)]
-        fn store(self, out: &mut [f32]) {
-            let out: &mut [f32; 16] = (&mut out[..16]).try_into().expect("16 values");
-            // SAFETY: 16 values are there; only inside functions compiled for AVX-512.
-            unsafe { _mm512_storeu_ps(out.as_mut_ptr(), self.0) }
-        }
-        #[inline(always)]
-        fn store_i8(self, out: &mut [i8]) {
-            let out: &mut [i8; 16] = (&mut out[..16]).try_into().expect("16 values");
-            // SAFETY: 16 bytes are there; only inside functions compiled for AVX-512.
-            unsafe {
-                let ints = _mm512_cvt_roundps_epi32::<NEAREST>(self.0);
-                _mm_storeu_si128(out.as_mut_ptr().cast(), _mm512_cvtsepi32_epi8(ints));
-            }
-        }
-        #[inline(always)]
-        fn add(self, o: Self) -> Self {
-            one!(_mm512_add_ps(self.0, o.0))
-        }
-        #[inline(always)]
-        fn sub(self, o: Self) -> Self {
-            one!(_mm512_sub_ps(self.0, o.0))
-        }
-        #[inline(always)]
-        fn mul(self, o: Self) -> Self {
-            one!(_mm512_mul_ps(self.0, o.0))
-        }
-        #[inline(always)]
-        fn div(self, o: Self) -> Self {
-            one!(_mm512_div_ps(self.0, o.0))
-        }
-        #[inline(always)]
-        fn fma(self, b: Self, c: Self) -> Self {
-            one!(_mm512_fmadd_ps(self.0, b.0, c.0))
-        }
-        #[inline(always)]
-        fn max(self, o: Self) -> Self {
-            one!(_mm512_max_ps(self.0, o.0))
-        }
-        #[inline(always)]
-        fn select_lt(self, o: Self, yes: Self, no: Self) -> Self {
-            // SAFETY: only inside functions compiled for AVX-512.
-            unsafe {
-                Self(_mm512_mask_blend_ps(
-                    _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, o.0),
-                    no.0,
-                    yes.0,
-                ))
-            }
-        }
-        #[inline(always)]
-        fn round(self) -> Self {
-            // SAFETY: only inside functions compiled for AVX-512.
-            unsafe { Self(_mm512_roundscale_ps::<NEAREST>(self.0)) }
-        }
-        #[inline(always)]
-        fn exp2_int(self) -> Self {
-            // SAFETY: only inside functions compiled for AVX-512. Lanes are integers, so truncation is exact.
-            unsafe {
-                let biased = _mm512_add_epi32(_mm512_cvttps_epi32(self.0), _mm512_set1_epi32(127));
-                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased)))
-            }
-        }
-        #[inline(always)]
-        fn abs(self) -> Self {
-            one!(_mm512_abs_ps(self.0))
-        }
-    }
-}
+#[cfg(test)]
+mod tests;
 
 /// Defines `pub(crate) fn name(isa, args...)` from a kernel `body::<V: F32x16>(args...)`, compiled for each instruction set.
 macro_rules! simd_kernel {

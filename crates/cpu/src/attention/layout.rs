@@ -16,9 +16,32 @@
 use super::CELLS;
 use gguf::TensorType;
 use quant::formats;
+use std::ops::Range;
 
 /// Cells a panel of K.
 pub(super) const PANEL: usize = 64;
+
+/// Cells of a block that a row sees, or of a panel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Cells {
+    pub(super) start: usize,
+    pub(super) end: usize,
+}
+
+impl Cells {
+    pub(super) fn is_empty(self) -> bool {
+        self.start >= self.end
+    }
+
+    /// Those of panel `panel`, counted from its first.
+    pub(super) fn within(self, panel: usize) -> Self {
+        let inside = |n: usize| n.saturating_sub(panel * PANEL).min(PANEL);
+        Self {
+            start: inside(self.start),
+            end: inside(self.end),
+        }
+    }
+}
 
 /// How the values of a cache are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,13 +182,42 @@ impl KvShape {
     }
 
     /// K of one head in a block.
-    pub(super) fn k<'a>(&self, block: &'a [u8], head: usize) -> &'a [u8] {
-        &block[head * self.k_bytes()..][..self.k_bytes()]
+    pub(super) fn k<'a>(&self, block: &'a [u8], head: usize) -> Quarters<'a> {
+        let bytes = &block[head * self.k_bytes()..][..self.k_bytes()];
+        Quarters::new(self.type_k, self.c_k, bytes)
     }
 
     /// V of one head in a block.
-    pub(super) fn v<'a>(&self, block: &'a [u8], head: usize) -> &'a [u8] {
-        &block[self.heads * self.k_bytes() + head * self.v_bytes()..][..self.v_bytes()]
+    pub(super) fn v<'a>(&self, block: &'a [u8], head: usize) -> Quarters<'a> {
+        let bytes = &block[self.heads * self.k_bytes() + head * self.v_bytes()..];
+        Quarters::new(self.type_v, self.c_v, &bytes[..self.v_bytes()])
+    }
+}
+
+/// One head's K or V of a block: scales (none for float types) and codes, each in four quarters of 64 cells.
+#[derive(Clone, Copy)]
+pub(super) struct Quarters<'a> {
+    scales: &'a [u8],
+    codes: &'a [u8],
+}
+
+impl<'a> Quarters<'a> {
+    fn new(ty: KvType, c: usize, bytes: &'a [u8]) -> Self {
+        let scales = if ty.is_float() { 0 } else { CELLS * c / 32 * 2 };
+        let (scales, codes) = bytes.split_at(scales);
+        Self { scales, codes }
+    }
+
+    /// Scales of quarter `i`.
+    pub(super) fn scales(self, i: usize) -> &'a [u8] {
+        let len = self.scales.len() / (CELLS / PANEL);
+        &self.scales[i * len..(i + 1) * len]
+    }
+
+    /// Codes of some quarters.
+    pub(super) fn codes(self, quarters: Range<usize>) -> &'a [u8] {
+        let len = self.codes.len() / (CELLS / PANEL);
+        &self.codes[quarters.start * len..quarters.end * len]
     }
 }
 

@@ -21,15 +21,18 @@
 
 mod kernel;
 mod layout;
+mod scores;
+mod soft_max;
 #[cfg(test)]
 mod tests;
+mod weighted;
 
 pub use layout::{KvShape, KvShapeError, KvType, write_cell};
 
 use crate::isa::Isa;
 use crate::mem::{Buffer, OutOfMemory, Shared};
 use crate::pool::Pool;
-use kernel::{Rows, State, attend_group, finish, merge};
+use kernel::{ROWS_A_GROUP, Rows, State, attend_blocks, finish, merge};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -39,8 +42,12 @@ pub const CELLS: usize = 256;
 /// Blocks a group of the fold.
 pub const GROUP: usize = 4;
 
-/// Query rows (tokens times heads of one KV head) that one work item attends together.
-const ROWS_MAX: usize = 32;
+/// Query values (tokens times heads of one KV head times C) that one work item attends together: enough that converting K and
+/// V is little beside attending them, few enough that scores and sums stay in the second-level cache.
+const VALUES_MAX: usize = 12 * 1024;
+
+/// Work items a thread, so that threads of unequal speed end together.
+const ITEMS_A_THREAD: usize = 4;
 
 /// What attention needs to know of a layer, beside its cache.
 #[derive(Debug, Clone, Copy)]
@@ -65,10 +72,10 @@ impl Params<'_> {
     }
 }
 
-/// Partial results of groups, when a single token's groups are spread over threads.
+/// Partial results of blocks or groups, when a single token's past is spread over threads.
 #[derive(Debug)]
 pub struct Partials {
-    /// `[group][head][2 + C]`: m, l, o.
+    /// `[block or group][head][2 + C]`: m, l, o. Pages that are not written take no memory.
     buffer: Buffer<f32>,
 }
 
@@ -78,10 +85,15 @@ impl Partials {
     /// # Errors
     /// If there is no memory.
     pub fn new(shape: &KvShape, heads: usize, cells: usize) -> Result<Self, OutOfMemory> {
-        let groups = cells.div_ceil(CELLS * GROUP).max(1);
+        let blocks = cells.div_ceil(CELLS).max(1);
         Ok(Self {
-            buffer: Buffer::new(groups * heads * (2 + shape.c_v))?,
+            buffer: Buffer::new(blocks * heads * (2 + shape.c_v))?,
         })
+    }
+
+    /// Bytes of the buffer.
+    pub fn bytes(&self) -> u64 {
+        size_of_val(&*self.buffer) as u64
     }
 }
 
@@ -146,7 +158,8 @@ pub fn attend(
         position + tokens
     );
     let gqa = params.heads / shape.heads;
-    let tokens_a_tile = (ROWS_MAX / gqa).clamp(1, tokens.max(1));
+    let threads = pool.threads();
+    let tokens_a_tile = tile_tokens(tokens, gqa, shape, threads);
     let tiles = tokens.div_ceil(tokens_a_tile);
     let out = Shared::new(out);
     let rows = |tile: usize, head: usize| Rows {
@@ -167,21 +180,19 @@ pub fn attend(
             finish(rows, r, state, out);
         }
     };
-    let last = rows(tiles.saturating_sub(1), 0);
-    let groups = |rows: &Rows<'_>| {
-        let first = params.visible(position + rows.first).start;
-        first / (CELLS * GROUP)..(position + rows.first + rows.tokens).div_ceil(CELLS * GROUP)
-    };
-    let all_groups = groups(&last);
-    if tiles * shape.heads >= 2 * pool.threads() || all_groups.len() < 2 || tokens > 1 {
+    let seen = params.visible(position);
+    let seen_blocks = seen.start / CELLS..seen.end.div_ceil(CELLS);
+    if tokens != 1 || threads == 1 || seen_blocks.len() < 2 {
         pool.run(tiles * shape.heads, |item| {
             // Later tiles see more cells: they go first.
             let rows = rows(tiles - 1 - item / shape.heads, item % shape.heads);
+            let first = params.visible(position + rows.first).start / CELLS;
+            let end = (position + rows.first + rows.tokens).div_ceil(CELLS);
             SCRATCH.with_borrow_mut(|scratch| {
-                scratch.prepare(&rows);
+                scratch.prepare(&rows, q);
                 scratch.total.clear();
-                for group in groups(&rows) {
-                    attend_group(&rows, q, blocks, group, scratch);
+                for part in parts(first..end, GROUP) {
+                    attend_blocks(&rows, q, blocks, part, end, scratch);
                     let (total, partial) = (&mut scratch.total, &scratch.group);
                     merge(isa, rows.count(), shape.c_v, total, partial);
                 }
@@ -190,35 +201,48 @@ pub fn attend(
         });
         return;
     }
-    // One token over a long past: its groups are spread, too, and folded afterwards.
+    // One token over a long past: its groups, or its blocks if those are too few, are spread and folded afterwards.
+    let groups = parts(seen_blocks.clone(), GROUP).count();
+    let unit = if groups * shape.heads >= ITEMS_A_THREAD * threads {
+        GROUP
+    } else {
+        1
+    };
+    let spread: usize = parts(seen_blocks.clone(), unit).count();
+    let first = seen_blocks.start / unit;
     let size = 2 + shape.c_v;
-    let parts = Shared::new(&mut partials.buffer);
-    let n = all_groups.len();
-    pool.run(n * shape.heads, |item| {
-        let (head, group) = (item % shape.heads, all_groups.start + item / shape.heads);
+    let saved = Shared::new(&mut partials.buffer);
+    pool.run(spread * shape.heads, |item| {
+        let (head, part) = (item % shape.heads, item / shape.heads);
         let rows = rows(0, head);
         SCRATCH.with_borrow_mut(|scratch| {
-            scratch.prepare(&rows);
-            attend_group(&rows, q, blocks, group, scratch);
+            scratch.prepare(&rows, q);
+            let start = seen_blocks.start.max((first + part) * unit);
+            let end = seen_blocks.end.min((first + part + 1) * unit);
+            attend_blocks(&rows, q, blocks, start..end, end, scratch);
             for r in 0..gqa {
-                let at = ((group - all_groups.start) * params.heads + head * gqa + r) * size;
-                // SAFETY: each group and head belongs to one work item.
-                scratch.group.save(r, unsafe { parts.part(at, size) });
+                let at = (part * params.heads + head * gqa + r) * size;
+                // SAFETY: each part and head belongs to one work item.
+                scratch.group.save(r, unsafe { saved.part(at, size) });
             }
         });
     });
-    let parts = &partials.buffer;
+    let saved = &partials.buffer;
     pool.run(shape.heads, |head| {
         let rows = rows(0, head);
         SCRATCH.with_borrow_mut(|scratch| {
-            scratch.prepare(&rows);
+            scratch.prepare(&rows, q);
             scratch.total.clear();
-            for group in 0..n {
-                for r in 0..gqa {
-                    scratch.group.load(
-                        r,
-                        &parts[(group * params.heads + head * gqa + r) * size..][..size],
-                    );
+            for group in parts(seen_blocks.clone(), GROUP) {
+                scratch.group.clear();
+                for part in parts(group, unit) {
+                    let part = part.start / unit - first;
+                    for r in 0..gqa {
+                        let at = (part * params.heads + head * gqa + r) * size;
+                        scratch.block.load(r, &saved[at..][..size]);
+                    }
+                    let (group, partial) = (&mut scratch.group, &scratch.block);
+                    merge(isa, gqa, shape.c_v, group, partial);
                 }
                 let (total, partial) = (&mut scratch.total, &scratch.group);
                 merge(isa, gqa, shape.c_v, total, partial);
@@ -226,4 +250,19 @@ pub fn attend(
             store(&rows, &mut scratch.total);
         });
     });
+}
+
+/// Tokens that one work item attends together: as many as [`VALUES_MAX`] allows, fewer if that leaves threads too little to
+/// share, but then enough to fill the registers.
+fn tile_tokens(tokens: usize, gqa: usize, shape: &KvShape, threads: usize) -> usize {
+    let most = (VALUES_MAX / (gqa * shape.c_k.max(shape.c_v))).max(1);
+    let least = (2 * ROWS_A_GROUP).div_ceil(gqa).min(most);
+    let tiles = (ITEMS_A_THREAD * threads).div_ceil(shape.heads);
+    tokens.div_ceil(tiles).clamp(least, most).min(tokens.max(1))
+}
+
+/// Cuts a range of blocks at multiples of `len`.
+fn parts(blocks: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
+    (blocks.start / len..blocks.end.div_ceil(len))
+        .map(move |i| blocks.start.max(i * len)..blocks.end.min((i + 1) * len))
 }

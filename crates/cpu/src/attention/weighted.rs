@@ -1,0 +1,328 @@
+//! `o[r][c] = sum_n w[r][n] v[n][c]`, one segment of 64 cells after another.
+
+use super::kernel::{
+    Ahead, F16, F32, ROWS_FEW, Values, convert_float, reserve, row_groups, union, with_rows,
+};
+use super::layout::{Cells, PANEL};
+use super::{CELLS, KvType};
+use crate::simd::{F32x16, array, simd_kernel};
+use std::ops::Range;
+
+/// Cells a segment: the cells of a panel, whose weighted values are summed from zero.
+const SEGMENT: usize = PANEL;
+
+/// Values of V that few rows attend at a time, so that its lines are read in order: 2 KiB of half precision.
+const VALUES_A_PASS: usize = 1024;
+
+/// Values of a cell that many rows attend at a time: 16 KiB of a segment once converted, which stay in the nearest cache.
+const COLUMNS: usize = 64;
+
+/// Work space.
+#[derive(Default)]
+pub(super) struct Work {
+    /// What is attended at a time, as values.
+    v: Vec<f32>,
+    /// Scales of those cells.
+    d: Vec<f32>,
+    /// Sums over a segment that have been put aside: `[rows][C]`.
+    sums: Vec<f32>,
+}
+
+impl Work {
+    pub(super) fn reserve(&mut self, rows: usize, c: usize) {
+        reserve(&mut self.v, SEGMENT * c);
+        reserve(&mut self.d, SEGMENT * c / 32);
+        reserve(&mut self.sums, rows * c);
+    }
+}
+
+simd_kernel! {
+    /// Adds one segment's weighted values to `o` `[rows][C]`.
+    pub(super) fn weighted(ty: KvType, c: usize, v: (&[u8], &[u8]), segment: usize, w: &[f32], cells: &[Cells], work: &mut Work, o: &mut [f32], ahead: Ahead) = weighted_with;
+}
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+fn weighted_with<V: F32x16>(
+    ty: KvType,
+    c: usize,
+    (scales, codes): (&[u8], &[u8]),
+    segment: usize,
+    w: &[f32],
+    cells: &[Cells],
+    work: &mut Work,
+    o: &mut [f32],
+    mut ahead: Ahead,
+) {
+    let Work { v, d, sums } = work;
+    let sums = &mut sums[..cells.len() * c];
+    let groups = row_groups(cells.len()).count();
+    let tiles = groups * if V::WIDE { c.div_ceil(64) } else { c / 16 };
+    ahead.share(tiles * SEGMENT);
+    let is_few = cells.len() <= ROWS_FEW;
+    let pass = if !is_few || tiles == 1 && ty == KvType::F16 {
+        SEGMENT
+    } else {
+        (VALUES_A_PASS / c).max(1)
+    };
+    let seen = union(cells).within(segment);
+    if ty == KvType::Q8_0 || ty == KvType::Q4_0 {
+        convert_float::<V>(KvType::F16, scales, &mut d[..SEGMENT * c / 32]);
+    }
+    for first in (0..SEGMENT).step_by(pass) {
+        let pass = Pass {
+            segment,
+            first,
+            end: SEGMENT.min(first + pass),
+        };
+        let part = pass.of(seen);
+        if part.is_empty() {
+            continue;
+        }
+        if ty == KvType::F16 && is_few {
+            let v = F16(&codes[2 * c * first..]);
+            pass_sums::<V, _>(v, c, 0..c, pass, w, cells, sums, o, &mut ahead);
+            continue;
+        }
+        let width = if is_few { c } else { COLUMNS };
+        for start in (0..c).step_by(width) {
+            let columns = start..c.min(start + width);
+            let width = columns.len();
+            for n in part.start..part.end {
+                let to = &mut v[(n - first) * width..][..width];
+                let values = n * c + columns.start..n * c + columns.end;
+                convert::<V>(ty, codes, d, values, to);
+            }
+            pass_sums::<V, _>(F32(v), width, columns, pass, w, cells, sums, o, &mut ahead);
+        }
+    }
+}
+
+/// Values of a segment of V, from codes and scales.
+#[inline(always)]
+fn convert<V: F32x16>(ty: KvType, codes: &[u8], d: &[f32], values: Range<usize>, to: &mut [f32]) {
+    match ty {
+        KvType::F16 | KvType::Bf16 => {
+            convert_float::<V>(ty, &codes[2 * values.start..2 * values.end], to);
+        }
+        KvType::Q8_0 => {
+            let d = &d[values.start / 32..];
+            decode::<V, 32>(d, &codes[values], to);
+        }
+        KvType::Q4_0 => {
+            let d = &d[values.start / 32..];
+            decode::<V, 16>(d, &codes[values.start / 2..values.end / 2], to);
+        }
+    }
+}
+
+/// Some cells of a segment.
+#[derive(Clone, Copy)]
+struct Pass {
+    segment: usize,
+    first: usize,
+    end: usize,
+}
+
+impl Pass {
+    /// Which of some cells, counted from the segment's first, lie in the pass.
+    fn of(self, cells: Cells) -> Cells {
+        Cells {
+            start: cells.start.clamp(self.first, self.end),
+            end: cells.end.clamp(self.first, self.end),
+        }
+    }
+
+    /// Which cells of a block lie in the pass, counted from the pass's first.
+    fn within(self, cells: Cells) -> Cells {
+        let cells = self.of(cells.within(self.segment));
+        Cells {
+            start: cells.start - self.first,
+            end: cells.end - self.first,
+        }
+    }
+}
+
+/// Quantised V to values: scale times integer, exact in `f32`. A block of 32 values has `BYTES` bytes.
+#[inline(always)]
+fn decode<V: F32x16, const BYTES: usize>(d: &[f32], codes: &[u8], out: &mut [f32]) {
+    let codes = codes.as_chunks::<BYTES>().0;
+    for ((codes, d), out) in codes.iter().zip(d).zip(out.as_chunks_mut::<32>().0) {
+        let (low, high) = if BYTES == 32 {
+            (V::load_i8(&codes[..16]), V::load_i8(&codes[BYTES - 16..]))
+        } else {
+            V::load_nibbles(codes)
+        };
+        let d = V::splat(*d);
+        low.mul(d).store(&mut out[..16]);
+        high.mul(d).store(&mut out[16..]);
+    }
+}
+
+/// How a pass begins and ends.
+#[derive(Clone, Copy)]
+struct Join {
+    /// Whether the segment's sums go on from those put aside.
+    goes_on: bool,
+    /// If the segment is done, how its sums join those of the segments before.
+    end: Option<End>,
+}
+
+/// How a segment's sums join the segments before. That segments without a visible cell are +0 shows only in signs of zeros:
+/// -0 is what changes no sum.
+#[derive(Clone, Copy)]
+struct End {
+    /// What the first segment of the block with a visible cell is added to; `None`: to the sums so far.
+    before: Option<f32>,
+    /// What is added to the result.
+    after: f32,
+}
+
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+fn pass_sums<V: F32x16, L: Values>(
+    v: L,
+    width: usize,
+    part: Range<usize>,
+    pass: Pass,
+    w: &[f32],
+    cells: &[Cells],
+    sums: &mut [f32],
+    o: &mut [f32],
+    ahead: &mut Ahead,
+) {
+    for group in row_groups(cells.len()) {
+        let block = union(&cells[group.clone()]);
+        let seen = block.within(pass.segment);
+        if pass.of(seen).is_empty() {
+            continue;
+        }
+        let is_first = block.start / SEGMENT == pass.segment;
+        let is_last = block.end <= (pass.segment + 1) * SEGMENT;
+        let end = End {
+            before: is_first.then_some(if pass.segment == 0 { -0.0 } else { 0.0 }),
+            after: if is_last && block.end <= CELLS - SEGMENT {
+                0.0
+            } else {
+                -0.0
+            },
+        };
+        let join = Join {
+            goes_on: seen.start < pass.first,
+            end: (seen.end <= pass.end).then_some(end),
+        };
+        let c = sums.len() / cells.len();
+        let rows = group.start * c..group.end * c;
+        let (sums, o) = (&mut sums[rows.clone()], &mut o[rows]);
+        let (w, cells) = (&w.as_chunks::<CELLS>().0[group.clone()], &cells[group]);
+        with_rows!(cells.len(), N => {
+            let w: &[[f32; CELLS]; N] = w.try_into().expect("the group's rows");
+            let cells = array!([cells[0]; N], |r| pass.within(cells[r]));
+            let first = pass.segment * SEGMENT + pass.first;
+            let mut at = part.start;
+            while at < part.end {
+                let v = v.skip(at - part.start);
+                if V::WIDE && part.end - at >= 64 {
+                    columns::<V, L, N, 4>(v, width, c, at, w, first, &cells, join, sums, o, ahead);
+                    at += 64;
+                } else {
+                    columns::<V, L, N, 1>(v, width, c, at, w, first, &cells, join, sums, o, ahead);
+                    at += 16;
+                }
+            }
+        });
+    }
+}
+
+/// The values `at .. at + 16 W` of `N` rows; the pass begins at the block's cell `first`. `v` begins with them, and has `width`
+/// values a cell.
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+fn columns<V: F32x16, L: Values, const N: usize, const W: usize>(
+    v: L,
+    width: usize,
+    c: usize,
+    at: usize,
+    w: &[[f32; CELLS]; N],
+    first: usize,
+    cells: &[Cells; N],
+    join: Join,
+    sums: &mut [f32],
+    o: &mut [f32],
+    ahead: &mut Ahead,
+) {
+    // What all rows see, and before and after it what only some do.
+    let all = union(cells);
+    let mut low = all.start;
+    let mut high = all.end;
+    for cells in cells {
+        low = low.max(cells.start);
+        high = high.min(cells.end);
+    }
+    if low >= high {
+        (low, high) = (all.end, all.end);
+    }
+    let mut acc = [[V::splat(0.0); W]; N];
+    if join.goes_on {
+        for r in 0..N {
+            for i in 0..W {
+                acc[r][i] = V::load(&sums[r * c + at + 16 * i..]);
+            }
+        }
+    }
+    macro_rules! some {
+        ($range:expr) => {
+            for n in $range {
+                let v = v.part(n * width, 16 * W);
+                let v = array!([V::splat(0.0); W], |i| v.load(16 * i));
+                for r in 0..N {
+                    if cells[r].start <= n && n < cells[r].end {
+                        let w = V::splat(w[r][first + n]);
+                        for i in 0..W {
+                            acc[r][i] = w.fma(v[i], acc[r][i]);
+                        }
+                    }
+                }
+            }
+        };
+    }
+    some!(all.start..low);
+    let mut walk = *ahead;
+    for n in low..high {
+        walk.step(W > 1);
+        let v = v.part(n * width, 16 * W);
+        let v = array!([V::splat(0.0); W], |i| v.load(16 * i));
+        for r in 0..N {
+            let w = V::splat(w[r][first + n]);
+            for i in 0..W {
+                acc[r][i] = w.fma(v[i], acc[r][i]);
+            }
+        }
+    }
+    *ahead = walk;
+    some!(high..all.end);
+    // By way of memory: sums stay in registers only if all loops over them unroll, which longer ones do not.
+    for r in 0..N {
+        for i in 0..W {
+            acc[r][i].store(&mut sums[r * c + at + 16 * i..]);
+        }
+    }
+    let Some(end) = join.end else {
+        return;
+    };
+    for r in 0..N {
+        let sums = &sums[r * c + at..][..16 * W];
+        let o = &mut o[r * c + at..][..16 * W];
+        for (o, sum) in o
+            .as_chunks_mut::<16>()
+            .0
+            .iter_mut()
+            .zip(sums.as_chunks::<16>().0)
+        {
+            let before = match end.before {
+                Some(zero) => V::splat(zero),
+                None => V::load(o),
+            };
+            before.add(V::load(sum)).add(V::splat(end.after)).store(o);
+        }
+    }
+}

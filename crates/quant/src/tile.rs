@@ -108,11 +108,13 @@ impl Layout {
     }
 
     /// Bytes of one row's block, as in the file.
+    #[inline]
     pub const fn block_bytes(&self) -> usize {
         self.ty.block_bytes()
     }
 
     /// Values of one block: 1, 32 or 256.
+    #[inline]
     pub const fn block_len(&self) -> usize {
         self.ty.block_len()
     }
@@ -500,51 +502,61 @@ impl<'a> TileMatrix<'a> {
     }
 
     /// The format.
+    #[inline]
     pub fn ty(&self) -> TensorType {
         self.layout.ty
     }
 
     /// The format's layout.
+    #[inline]
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
     /// Rows (outputs).
+    #[inline]
     pub fn n(&self) -> usize {
         self.n
     }
 
     /// Values a row (inputs).
+    #[inline]
     pub fn k(&self) -> usize {
         self.k
     }
 
     /// Blocks a row.
+    #[inline]
     pub fn blocks(&self) -> usize {
         self.k / self.layout.block_len()
     }
 
     /// Bytes a row.
+    #[inline]
     pub fn row_bytes(&self) -> usize {
         self.blocks() * self.layout.block_bytes()
     }
 
     /// All bytes.
+    #[inline]
     pub fn data(&self) -> &'a [u8] {
         self.data
     }
 
     /// Number of tiles.
+    #[inline]
     pub fn tiles(&self) -> usize {
         self.n.div_ceil(ROWS)
     }
 
     /// Rows of tile `i`: [`ROWS`] except perhaps in the last.
+    #[inline]
     pub fn tile_rows(&self, i: usize) -> usize {
         ROWS.min(self.n - i * ROWS)
     }
 
     /// Bytes of tile `i`.
+    #[inline]
     pub fn tile(&self, i: usize) -> &'a [u8] {
         let start = i * ROWS * self.row_bytes();
         &self.data[start..start + self.tile_rows(i) * self.row_bytes()]

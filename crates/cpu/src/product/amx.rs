@@ -8,11 +8,12 @@
 //! `w = 64 * high + low`, so that tiles run over all 256 values before anything leaves them: exact, and an eighth
 //! of the scaling.
 
-use super::avx512::{load_f32, subtract_min};
+use super::avx512::{load_f32, load_i32, weigh_minima};
 use super::unpacked::{CHUNK32, CHUNK256, Chunk32, Super256, TileBlocks};
 use crate::acts::{Acts, TILE};
 use crate::amx;
 use crate::mem::Shared;
+use crate::simd::array;
 use quant::lanes::{Run, Unpack32, Unpack256};
 use quant::product::has_min;
 use quant::tile::{ROWS, TileMatrix};
@@ -264,7 +265,7 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
             low: [0; 4096],
         }
     }; CHUNK256];
-    let mut results = Aligned([[[[0i32; 256]; 4]; CHUNK256]; 2]);
+    let mut results = Aligned([[[0i32; 256]; 4]; CHUNK256]);
     let mut sums = Sums::new(acts.tokens());
     // SAFETY: the caller's promise.
     unsafe { amx::configure(64) };
@@ -279,47 +280,29 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
                 chunk[i].unpack::<U>(&mut blocks, first + i);
                 planes[i].split::<U>(&chunk[i]);
             }
-            let issue = |results: &mut [[Tile; 4]; CHUNK256], pair: usize| {
-                for i in 0..n {
-                    // A last tile without a partner is multiplied twice; the second result is not used.
-                    let tt = [2 * pair, (2 * pair + 1).min(token_tiles - 1)];
-                    let [a0, a1] = tt.map(|tt| {
+            for pair in 0..pairs {
+                // A last tile without a partner is multiplied twice; the second result is not used.
+                let tts = [2 * pair, (2 * pair + 1).min(token_tiles - 1)];
+                for (i, (planes, results)) in planes.iter().zip(&mut results.0).take(n).enumerate()
+                {
+                    let [a0, a1] = tts.map(|tt| {
                         let at = acts.q_at(tt * TILE, (first + i) * 256);
                         acts.q[at..at + 4096].as_ptr()
                     });
-                    let (high, low) = (planes[i].high.as_ptr(), planes[i].low.as_ptr());
+                    let (high, low) = (planes.high.as_ptr(), planes.low.as_ptr());
                     // SAFETY: 4096 codes and weights each, 4 tiles of results; tiles are configured for 64 values.
-                    unsafe { amx::planes256(a0, a1, high, low, results[i].as_mut_ptr().cast()) };
+                    unsafe { amx::planes256(a0, a1, high, low, results.as_mut_ptr().cast()) };
                 }
-            };
-            issue(&mut results.0[0], 0);
-            for pair in 0..pairs {
-                let [even, odd] = &mut results.0;
-                let (this, next) = if pair % 2 == 0 {
-                    (even, odd)
-                } else {
-                    (odd, even)
-                };
-                if pair + 1 < pairs {
-                    issue(next, pair + 1);
-                }
-                let tokens = (2 * TILE).min(acts.tokens() - pair * 2 * TILE);
-                for j in 0..tokens {
-                    let t = pair * 2 * TILE + j;
-                    let mut acc = _mm512_setzero_ps();
+                for (half, tt) in (2 * pair..token_tiles.min(2 * pair + 2)).enumerate() {
+                    let mut acc = [_mm512_setzero_ps(); TILE];
                     for i in 0..n {
-                        let at = j / TILE * 2;
-                        let high = _mm512_slli_epi32::<6>(load_row(&this[i][at], j % TILE));
-                        let dot = _mm512_add_epi32(high, load_row(&this[i][at + 1], j % TILE));
-                        let d_at = acts.d_at(t, first + i);
-                        let scale =
-                            _mm512_mul_ps(load_f32(&chunk[i].d), _mm512_set1_ps(acts.d[d_at]));
-                        acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, acc);
-                        if has_min(U::TY) {
-                            acc = subtract_min(&chunk[i], acts, d_at, acc);
-                        }
+                        let [high, low] = [&results.0[i][2 * half], &results.0[i][2 * half + 1]];
+                        let d_at = acts.d_at(tt * TILE, first + i);
+                        acc = add_super::<U>(acc, high, low, &chunk[i], acts, d_at);
                     }
-                    sums.put(t, slot, first == 0, acc);
+                    for (j, acc) in acc.iter().enumerate().take(acts.tokens() - tt * TILE) {
+                        sums.put(tt * TILE + j, slot, first == 0, *acc);
+                    }
                 }
             }
         }
@@ -327,6 +310,42 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
     }
     // SAFETY: the caller's promise.
     unsafe { amx::release() };
+}
+
+/// Scales a super-block's integers of 16 tokens and adds them to `acc`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn add_super<U: Unpack256>(
+    mut acc: [__m512; TILE],
+    high: &Tile,
+    low: &Tile,
+    block: &Super256,
+    acts: &Acts,
+    d_at: usize,
+) -> [__m512; TILE] {
+    let d_a: &[f32; TILE] = acts.d[d_at..][..TILE].try_into().expect("16 scales");
+    let d = load_f32(&block.d);
+    for (j, acc) in acc.iter_mut().enumerate() {
+        let high = _mm512_slli_epi32::<6>(load_row(high, j));
+        let dot = _mm512_add_epi32(high, load_row(low, j));
+        let scale = _mm512_mul_ps(d, _mm512_set1_ps(d_a[j]));
+        *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, *acc);
+    }
+    if has_min(U::TY) {
+        let sums: &[i16; 16 * TILE] = acts.sum16[d_at * 16..][..16 * TILE]
+            .try_into()
+            .expect("16 sums of 16 tokens");
+        let pairs = array!([_mm512_setzero_si512(); 8], |i| load_i32(
+            &block.min_pairs[i]
+        ));
+        let dmin = load_f32(&block.dmin);
+        for (j, acc) in acc.iter_mut().enumerate() {
+            let mins = weigh_minima(&pairs, sums[16 * j..][..16].try_into().expect("16 sums"));
+            let scale = _mm512_mul_ps(dmin, _mm512_set1_ps(d_a[j]));
+            *acc = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins), scale, *acc);
+        }
+    }
+    acc
 }
 
 /// Token `j`'s 16 results.

@@ -7,6 +7,7 @@ use crate::simd::array;
 use quant::lanes::{Unpack32, Unpack256};
 use quant::product::has_min;
 use quant::tile::{ROWS, TileMatrix};
+use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -247,15 +248,36 @@ fn tokens256<U: Unpack256, const N: usize>(
 /// `fma(f32(sum of minima times sums of activations), -(dmin * d_a), acc)`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
-pub(super) fn subtract_min(block: &Super256, acts: &Acts, d_at: usize, acc: __m512) -> __m512 {
-    let sums: &[i16; 16] = acts.sum16[d_at * 16..][..16].try_into().expect("16 sums");
-    let mut mins = _mm512_setzero_si512();
-    for (i, pairs) in block.min_pairs.iter().enumerate() {
-        let pair = i32::from(sums[2 * i]) & 0xffff | i32::from(sums[2 * i + 1]) << 16;
-        mins = _mm512_dpwssd_epi32(mins, load_i32(pairs), _mm512_set1_epi32(pair));
-    }
+fn subtract_min(block: &Super256, acts: &Acts, d_at: usize, acc: __m512) -> __m512 {
+    let sums = acts.sum16[d_at * 16..][..16].try_into().expect("16 sums");
+    let pairs = array!([_mm512_setzero_si512(); 8], |i| load_i32(
+        &block.min_pairs[i]
+    ));
     let scale = _mm512_mul_ps(load_f32(&block.dmin), _mm512_set1_ps(acts.d[d_at]));
-    _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins), scale, acc)
+    _mm512_fnmadd_ps(_mm512_cvtepi32_ps(weigh_minima(&pairs, sums)), scale, acc)
+}
+
+/// Sum of a super-block's minima, in pairs, times a token's sums of activations.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline]
+pub(super) fn weigh_minima(pairs: &[__m512i; 8], sums: &[i16; 16]) -> __m512i {
+    let mut mins = _mm512_setzero_si512();
+    for (pairs, sums) in pairs.iter().zip(sums.as_chunks::<2>().0) {
+        mins = dot_pair(mins, *pairs, sums);
+    }
+    mins
+}
+
+/// `vpdpwssd` with one pair for all lanes. As an intrinsic it becomes a product, a broadcast and a sum of its own.
+#[target_feature(enable = "avx512f,avx512vnni")]
+#[inline]
+pub(super) fn dot_pair(mut acc: __m512i, pairs: __m512i, sums: &[i16; 2]) -> __m512i {
+    // SAFETY: reads the 4 bytes of `sums`; the instruction exists (target feature).
+    unsafe {
+        asm!("vpdpwssd {acc}, {pairs}, dword ptr [{sums}]{{1to16}}", acc = inout(zmm_reg) acc, pairs = in(zmm_reg) pairs,
+            sums = in(reg) sums, options(pure, readonly, nostack));
+    }
+    acc
 }
 
 /// Group `g` of 32 codes as one lane.
@@ -287,7 +309,7 @@ pub(super) fn load_f32(x: &[f32; 16]) -> __m512 {
 
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn load_i32(x: &[i32; 16]) -> __m512i {
+pub(super) fn load_i32(x: &[i32; 16]) -> __m512i {
     // SAFETY: 16 values are there.
     unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
 }

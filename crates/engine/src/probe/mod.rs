@@ -46,8 +46,8 @@ use std::time::Duration;
 /// How long all probes together take at most, where memory and processor are not very slow.
 pub const TIME_MAX: Duration = Duration::from_secs(17);
 
-/// Weights pass through at least this much memory, and at most this much; in between through as much as the model's own:
-/// a small model is read from caches as a session would.
+/// Weights pass through at least this much memory, and at most this much; in between through as much as a session with the
+/// model reads for a token, whose caches hold what they can of it.
 const WEIGHT_BYTES: (u64, u64) = (64 << 20, 1 << 30);
 
 /// Part of the free memory that a buffer may take; there are two, and cells.
@@ -287,7 +287,7 @@ fn measure(
     let mut clock = Clock::new(progress, steps, settings.time_max);
 
     let (low, high) = WEIGHT_BYTES;
-    let bytes = subject.active_bytes.clamp(low, high);
+    let bytes = subject.passing_bytes().clamp(low, high);
     let bytes = bytes.min(available / MEMORY_PART) as usize;
     clock.step("filling memory")?;
     let source = Source::new(bytes)?;
@@ -300,9 +300,10 @@ fn measure(
     let one = Pool::new(1, Pinning::Free)?;
     let mut products = Vec::new();
     for ty in formats {
+        let forks = subject.forks_of(ty);
+        let mut bench = products::Bench::new(&source, forks, isas[0], threads, settings.ubatch)?;
         for &isa in &isas {
-            let forks = subject.forks_of(ty);
-            let mut bench = products::Bench::new(&source, forks, isa, threads, settings.ubatch)?;
+            bench.isa = isa;
             let what = |work: &str| format!("{ty} {isa} {work}");
             products.push(ProductRate {
                 format: ty.name().to_owned(),

@@ -27,7 +27,8 @@ const PREFILL_TOKENS_SCALAR: usize = 16;
 
 /// Measures the products of one format.
 pub(super) struct Bench<'a> {
-    isa: Isa,
+    /// The instruction set to measure with.
+    pub(super) isa: Isa,
     weights: &'a [u8],
     /// Where the next matrix lies.
     at: usize,
@@ -55,11 +56,6 @@ impl<'a> Bench<'a> {
             .map(|f| f.rows.iter().sum::<usize>() * f.passes.count())
             .max()
             .unwrap_or(0);
-        let ubatch = if isa == Isa::Scalar {
-            ubatch.min(PREFILL_TOKENS_SCALAR)
-        } else {
-            ubatch
-        };
         let room = || {
             let mut x = Buffer::new(ubatch * k_max)?;
             for (i, x) in x.iter_mut().enumerate() {
@@ -92,19 +88,45 @@ impl<'a> Bench<'a> {
         clock: &mut Clock<'_>,
         what: &str,
     ) -> Result<Figure, Error> {
+        let mut forks = Vec::new();
         clock.sample(what, |time| {
+            if forks.is_empty() {
+                forks = self.short_forks(pool, time);
+                self.next = 0;
+            }
             let (begun, mut bytes) = (Instant::now(), 0);
             loop {
-                let fork = self.forks[self.next].clone();
-                bytes += self.product(pool, &fork, 1);
-                self.next = (self.next + 1) % self.forks.len();
+                bytes += self.product(pool, &forks[self.next], 1);
+                self.next = (self.next + 1) % forks.len();
                 let spent = begun.elapsed();
                 // Forks differ, so whole rounds are better, as long as one does not take too long.
-                if spent >= time && (self.next == 0 || spent >= 3 * time) {
+                if spent >= time && (self.next == 0 || spent >= 3 * time / 2) {
                     return bytes as f64 / spent.as_secs_f64() / 1e9;
                 }
             }
         })
+    }
+
+    /// The forks, with fewer rows where one would take longer than `time`.
+    fn short_forks(&mut self, pool: &Pool, time: Duration) -> Vec<Fork> {
+        let n_min = pool.threads() * ROWS;
+        let mut least = self.forks[0].clone();
+        least.rows = vec![n_min.min(least.rows[0])];
+        // The first call reads its instructions.
+        self.product(pool, &least, 1);
+        let begun = Instant::now();
+        let bytes = self.product(pool, &least, 1) as f64;
+        let bytes_max = bytes * time.as_secs_f64() / begun.elapsed().as_secs_f64();
+        let mut forks = self.forks.clone();
+        for fork in &mut forks {
+            let part = bytes_max / fork.bytes() as f64;
+            if part < 1.0 {
+                for n in &mut fork.rows {
+                    *n = ((*n as f64 * part) as usize).max(n_min).min(*n);
+                }
+            }
+        }
+        forks
     }
 
     /// GMAC/s of products of a ubatch.
@@ -114,9 +136,8 @@ impl<'a> Bench<'a> {
         clock: &mut Clock<'_>,
         what: &str,
     ) -> Result<Figure, Error> {
-        // The largest matrix stands for all.
-        let largest = self.forks.iter().max_by_key(|f| f.matrix_bytes(1));
-        let k = largest.map_or(0, |f| f.k);
+        // What reads the model's width stands for all.
+        let k = self.forks[0].k;
         let n = pool.threads() * PREFILL_ROWS_A_THREAD;
         let fork = Fork {
             ty: self.forks[0].ty,
@@ -124,10 +145,15 @@ impl<'a> Bench<'a> {
             rows: vec![n],
             passes: Passes::One,
         };
-        let macs = (n * k * self.ubatch) as f64;
+        let tokens = if self.isa == Isa::Scalar {
+            self.ubatch.min(PREFILL_TOKENS_SCALAR)
+        } else {
+            self.ubatch
+        };
+        let macs = (n * k * tokens) as f64;
         clock.sample(what, |time: Duration| {
             let each = seconds_a_call(time, || {
-                self.product(pool, &fork, self.ubatch);
+                self.product(pool, &fork, tokens);
             });
             macs / each / 1e9
         })
@@ -188,6 +214,20 @@ mod tests {
     use super::super::subject::Subject;
     use super::*;
     use cpu::pool::Pinning;
+
+    #[test]
+    fn forks_that_would_take_too_long_get_fewer_rows() {
+        let source = Source::new(16 << 20).unwrap();
+        let pool = Pool::new(1, Pinning::Free).unwrap();
+        let mut forks = Subject::ordinary().forks_of(TensorType::Q4_0);
+        forks.truncate(2);
+        let mut bench = Bench::new(&source, forks.clone(), Isa::Scalar, 1, 1).unwrap();
+        let unchanged = bench.short_forks(&pool, Duration::from_secs(3600));
+        assert_eq!(unchanged, forks);
+        let short = bench.short_forks(&pool, Duration::from_nanos(1));
+        assert_eq!(short[0].rows, [ROWS; 3]);
+        assert_eq!(short[1].rows, [ROWS]);
+    }
 
     #[test]
     fn every_format_is_multiplied_through_all_of_the_memory_and_gives_numbers() {

@@ -1,7 +1,8 @@
 //! What a measurement is shaped by: the matrices and heads of the model that is to be planned.
 
-use cpu::attention::KvShape;
+use cpu::attention::{CELLS, KvShape};
 use gguf::{GgufFile, Metadata, TensorInfo, TensorType};
+use place::bytes::KvType;
 use quant::act::{BLOCK256, Passes};
 use quant::formats::{self, Class};
 use quant::product::act_block;
@@ -16,6 +17,9 @@ const BYTES_A_FORMAT: usize = 256 << 20;
 
 /// The largest matrix measured whole; of longer ones the first rows are.
 const MATRIX_BYTES_MAX: usize = 32 << 20;
+
+/// Cells of a context of ordinary length.
+const CELLS_ORDINARY: usize = 2048;
 
 /// Heads and head sizes beyond this are not measured.
 const HEADS_MAX: u64 = 1024;
@@ -37,8 +41,8 @@ impl Fork {
         n.saturating_mul((self.k / self.ty.block_len()) * self.ty.block_bytes())
     }
 
-    /// Of a hostile file's this may be more than there can be.
-    fn bytes(&self) -> usize {
+    /// Bytes of all; of a hostile file's this may be more than there can be.
+    pub(super) fn bytes(&self) -> usize {
         let matrices = self.rows.iter().map(|&n| self.matrix_bytes(n));
         matrices.fold(0, usize::saturating_add)
     }
@@ -106,7 +110,7 @@ impl Subject {
                 head_k: number("attention.key_length").or(each)?,
                 head_v: number("attention.value_length").or(each)?,
             };
-            heads.shape(place::bytes::KvType::F16)?;
+            heads.shape(KvType::F16)?;
             Some(heads)
         };
         let forks = forks(tensors, number("expert_used_count").unwrap_or(1));
@@ -135,6 +139,15 @@ impl Subject {
             active_bytes: 4 << 30,
             file: None,
         }
+    }
+
+    /// Bytes that pass between two visits of the same weights: all of them, and the cells of a context of ordinary length.
+    /// What is less than the last cache holds is read from there, so it matters for small models.
+    pub(super) fn passing_bytes(&self) -> u64 {
+        let shape = self.heads.and_then(|h| h.shape(KvType::F16));
+        let block = shape.map_or(0, |s| s.block_bytes() as u64);
+        let cells = self.layers as u64 * block * (CELLS_ORDINARY / CELLS) as u64;
+        self.active_bytes.saturating_add(cells)
     }
 
     /// Formats, in the order of their number.
@@ -167,15 +180,11 @@ impl Subject {
 
 impl Heads {
     /// A layer's cache with both types alike; `None` if the type cannot store such heads.
-    pub(super) fn shape(&self, ty: place::bytes::KvType) -> Option<KvShape> {
+    pub(super) fn shape(&self, ty: KvType) -> Option<KvShape> {
         self.shape_of(ty, ty)
     }
 
-    pub(super) fn shape_of(
-        &self,
-        type_k: place::bytes::KvType,
-        type_v: place::bytes::KvType,
-    ) -> Option<KvShape> {
+    pub(super) fn shape_of(&self, type_k: KvType, type_v: KvType) -> Option<KvShape> {
         let Self {
             heads,
             heads_kv,
@@ -189,7 +198,7 @@ impl Heads {
         if !in_range || heads % heads_kv != 0 {
             return None;
         }
-        let ty = |ty: place::bytes::KvType| ty.to_string().parse().ok();
+        let ty = |ty: KvType| ty.to_string().parse().ok();
         KvShape::new(heads_kv, head_k, head_v, ty(type_k)?, ty(type_v)?).ok()
     }
 }
@@ -334,6 +343,8 @@ mod tests {
         let heads = subject.heads.unwrap();
         assert_eq!((heads.heads, heads.heads_kv, heads.head_k), (4, 2, 64));
         assert_eq!(subject.layers, 2);
+        let cells = 2 * 2048 * 2 * (64 + 64) * 2;
+        assert_eq!(subject.passing_bytes(), bytes + cells);
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl Plan {
             lines.extend(self.layout_lines());
             lines.extend(self.prediction_lines());
         }
-        if self.n_ctx_train > 0 && self.n_ctx / self.n_seq.max(1) > self.n_ctx_train {
+        if self.beyond_training() {
             lines.push(format!(
                 "warning: the model was trained with {} cells; beyond them its answers are not what it learnt",
                 self.n_ctx_train,

@@ -12,8 +12,6 @@ const LOGIT_ROWS: u128 = 8;
 const ACT_TILE: u128 = 16;
 /// Values that rows of quantised activations come in multiples of.
 const ACT_BLOCK: u128 = 256;
-/// Blocks of the cache whose partial results are folded first.
-const FOLD_GROUP: u128 = 4;
 
 /// Bytes of a session's work space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -41,7 +39,7 @@ struct Widest {
     v: u128,
     /// Attention's output: H x C.
     out: u128,
-    /// A group's partial result of one token.
+    /// A block's partial result of one token.
     partial: u128,
 }
 
@@ -55,7 +53,7 @@ struct Widest {
 /// scratch      1.5 * pad16(max(T, 16)) * pad256(W)                activations in blocks of 32, W = max(F, D, out)
 ///            + 1.5 * pad16(2 * max(T, 8)) * pad256(W)             activations in blocks of 256, two passes
 ///            + 4 * 2 * 2 * T * (rope_dims / 2)                    cosines and sines, layers without and with a window
-///            + 4 * ceil(n_ctx / 1024) * H * (2 + C)               partial results of one token
+///            + 4 * ceil(n_ctx / 256) * H * (2 + C)                partial results of one token, block by block
 /// logits       4 * 2 * min(T, 8) * V
 /// experts      4 * T * (E + used * (2 F_e + D))                   router, gate and up, unweighted outputs
 /// ```
@@ -101,12 +99,12 @@ pub fn work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<WorkBytes,
         sum(&[values, values / 2])
     };
     let pairs = u128::from(model.rope_dims / 2);
-    let groups = u128::from(n_ctx).div_ceil(u128::from(BLOCK_CELLS) * FOLD_GROUP);
+    let blocks = u128::from(n_ctx).div_ceil(BLOCK_CELLS.into());
     let scratch = sum(&[
         acts(t.max(2 * LOGIT_ROWS))?,
         acts(2 * t.max(LOGIT_ROWS))?,
         product(&[4, 2, 2, t, pairs])?,
-        product(&[4, groups, w.partial])?,
+        product(&[4, blocks, w.partial])?,
     ])?;
     let logits = product(&[4, 2, t.min(LOGIT_ROWS), model.n_vocab.into()])?;
     let experts = match model.experts {

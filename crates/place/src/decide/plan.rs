@@ -277,6 +277,11 @@ impl Plan {
         self.tiers.iter().find(|t| t.tier() == self.tier())
     }
 
+    /// Whether a sequence has more cells than the model was trained with.
+    pub fn beyond_training(&self) -> bool {
+        self.n_ctx_train > 0 && self.n_ctx / self.n_seq.max(1) > self.n_ctx_train
+    }
+
     /// Why nothing can be loaded, with what would help; `None` if everything has room.
     pub fn refusal(&self) -> Option<String> {
         if self.fits {

@@ -18,6 +18,7 @@ use quant::lanes::{Run, Unpack32, Unpack256};
 use quant::product::has_min;
 use quant::tile::{ROWS, TileMatrix};
 use std::arch::x86_64::*;
+use std::cell::Cell;
 use std::ops::Range;
 
 /// One tile of results.
@@ -29,41 +30,63 @@ struct Aligned<T>(T);
 /// Blocks that are multiplied before they are scaled: their results, 16 KiB, must stay in the first-level cache.
 const BLOCKS: usize = 4;
 
-/// Tiles of rows that are summed side by side. For each chunk of K the tokens' codes come into the second-level cache once
-/// for all of them, and results are written in runs of 512 bytes.
+/// Tiles of rows that are summed side by side: for each chunk of K the tokens' codes come into the second-level cache once for
+/// all of them.
 const GROUP: usize = 8;
 
-/// Sums of up to [`GROUP`] tiles of rows for all tokens: `[tokens][tiles]`.
-struct Sums(Vec<[[f32; ROWS]; GROUP]>);
+thread_local! {
+    /// What [`Sums`] keeps, while no product runs: it grows to the most tokens seen and is then reused.
+    static SUMS: Cell<Vec<[[f32; ROWS]; GROUP]>> = const { Cell::new(Vec::new()) };
+}
+
+/// Sums of up to [`GROUP`] tiles of rows for all tokens over the chunks of K so far: `[tokens][tiles]`. They lie close together;
+/// the results do not, and are written once, at the end.
+struct Sums {
+    kept: Vec<[[f32; ROWS]; GROUP]>,
+    tokens: usize,
+}
+
+impl Drop for Sums {
+    fn drop(&mut self) {
+        SUMS.set(std::mem::take(&mut self.kept));
+    }
+}
 
 impl Sums {
     fn new(tokens: usize) -> Self {
-        Self(vec![[[0.0; ROWS]; GROUP]; tokens])
+        let mut kept = SUMS.take();
+        if kept.len() < tokens {
+            kept.resize(tokens, [[0.0; ROWS]; GROUP]);
+        }
+        Self { kept, tokens }
     }
 
-    /// Stores a chunk's sums of token `t` and the group's tile `slot`, or adds them to what the chunks before gave.
+    /// Stores a chunk's sums of a token tile and the group's tile `slot`, or adds them to those of the chunks before.
     #[target_feature(enable = "avx512f")]
     #[inline]
-    fn put(&mut self, t: usize, slot: usize, first: bool, acc: __m512) {
-        let p = self.0[t][slot].as_mut_ptr();
-        // SAFETY: 16 values are there.
-        unsafe {
-            let sum = if first {
-                acc
-            } else {
-                _mm512_add_ps(_mm512_loadu_ps(p), acc)
-            };
-            _mm512_storeu_ps(p, sum);
+    fn put(&mut self, tt: usize, slot: usize, first: usize, acc: &[__m512; TILE]) {
+        let tokens = &mut self.kept[..self.tokens][tt * TILE..];
+        for (kept, acc) in tokens.iter_mut().zip(acc) {
+            let kept = kept[slot].as_mut_ptr();
+            // SAFETY: 16 values are there.
+            unsafe {
+                let sum = if first == 0 {
+                    *acc
+                } else {
+                    _mm512_add_ps(_mm512_loadu_ps(kept), *acc)
+                };
+                _mm512_storeu_ps(kept, sum);
+            }
         }
     }
 
-    /// Writes the results of a group of tiles. Each token's lie in lines of their own, which are not in a near cache: they are
+    /// Writes the results of a group of tiles. Each token's lie in lines of their own, which are in no near cache: they are
     /// asked for some tokens ahead.
     #[target_feature(enable = "avx512f")]
     fn write(&self, w: &TileMatrix<'_>, group: &Range<usize>, out: &Shared<'_, f32>) {
         const AHEAD: usize = 16;
         let rows = (group.len() - 1) * ROWS + w.tile_rows(group.end - 1);
-        for (t, sums) in self.0.iter().enumerate() {
+        for (t, sums) in self.kept[..self.tokens].iter().enumerate() {
             // SAFETY: each tile writes its own rows of every token.
             let out = unsafe { out.part(t * w.n() + group.start * ROWS, rows) };
             for line in 0..group.len() {
@@ -163,11 +186,8 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
                     }
                 }
                 for (half, tt) in (tt..token_tiles.min(tt + 2)).enumerate() {
-                    for slot in slots.clone() {
-                        let acc = &acc[2 * half + slot - slots.start];
-                        for (j, acc) in acc.iter().enumerate().take(acts.tokens() - tt * TILE) {
-                            sums.put(tt * TILE + j, slot, first == 0, *acc);
-                        }
+                    for (i, slot) in slots.clone().enumerate() {
+                        sums.put(tt, slot, first, &acc[2 * half + i]);
                     }
                 }
             }
@@ -300,9 +320,7 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
                         let d_at = acts.d_at(tt * TILE, first + i);
                         acc = add_super::<U>(acc, high, low, &chunk[i], acts, d_at);
                     }
-                    for (j, acc) in acc.iter().enumerate().take(acts.tokens() - tt * TILE) {
-                        sums.put(tt * TILE + j, slot, first == 0, *acc);
-                    }
+                    sums.put(tt, slot, first, &acc);
                 }
             }
         }

@@ -40,6 +40,21 @@ use std::ops::Range;
 /// Work items a thread, so that a late thread can be helped out.
 const ITEMS_A_THREAD: usize = 6;
 
+/// The same for prompts, whose items are longer: fewer read the tokens' codes less often.
+const PROMPT_ITEMS_A_THREAD: usize = 4;
+
+/// Tiles of one work item.
+fn tiles_an_item(pool: &Pool, tiles: usize, tokens: usize) -> usize {
+    if tokens < crate::acts::TILE {
+        tiles.div_ceil(pool.threads() * ITEMS_A_THREAD)
+    } else {
+        // AMX multiplies tiles two by two.
+        tiles
+            .div_ceil(pool.threads() * PROMPT_ITEMS_A_THREAD)
+            .next_multiple_of(2)
+    }
+}
+
 /// Fewer tokens than this go to vectors even where there is AMX: a 16-row tile would be mostly empty.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 const AMX_TOKENS_MIN: usize = crate::acts::TILE;
@@ -91,7 +106,7 @@ pub struct Task<'a> {
 /// If shapes do not agree or the operand lacks a form that some weights read.
 pub fn products(pool: &Pool, isa: Isa, operand: &Operand<'_>, tasks: &mut [Task<'_>]) {
     let tiles: usize = tasks.iter().map(|t| t.w.tiles()).sum();
-    let per_item = tiles.div_ceil(pool.threads() * ITEMS_A_THREAD).max(1);
+    let per_item = tiles_an_item(pool, tiles, operand.tokens).max(1);
     let jobs: Vec<Job<'_>> = tasks
         .iter_mut()
         .map(|task| {

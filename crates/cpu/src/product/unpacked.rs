@@ -16,7 +16,7 @@ pub(super) struct TileBlocks<'a> {
     w: &'a TileMatrix<'a>,
     tile: &'a [u8],
     rows: usize,
-    padded: [u8; MAX_BLOCK_BYTES * ROWS],
+    padded: Option<[u8; MAX_BLOCK_BYTES * ROWS]>,
 }
 
 impl<'a> TileBlocks<'a> {
@@ -25,7 +25,7 @@ impl<'a> TileBlocks<'a> {
             w,
             tile: w.tile(tile),
             rows: w.tile_rows(tile),
-            padded: [0; MAX_BLOCK_BYTES * ROWS],
+            padded: None,
         }
     }
 
@@ -47,7 +47,8 @@ impl<'a> TileBlocks<'a> {
         if self.rows == ROWS {
             return block;
         }
-        let padded = &mut self.padded[..ROWS * bytes];
+        let padded = self.padded.get_or_insert([0; MAX_BLOCK_BYTES * ROWS]);
+        let padded = &mut padded[..ROWS * bytes];
         self.w.layout().pad(self.rows, block, padded);
         padded
     }

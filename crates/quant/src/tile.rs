@@ -69,6 +69,9 @@ struct Planes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     ty: TensorType,
+    // Kept, since looking them up by format takes a jump that kernels would make for every block.
+    block_bytes: usize,
+    block_len: usize,
     header: &'static [Field],
     planes: Option<Planes>,
 }
@@ -104,19 +107,25 @@ impl Layout {
             TensorType::IQ3_S => (const { &[f(1, 2), f(108, 1)] }, None),
             _ => return None,
         };
-        Some(Self { ty, header, planes })
+        Some(Self {
+            ty,
+            block_bytes: ty.block_bytes(),
+            block_len: ty.block_len(),
+            header,
+            planes,
+        })
     }
 
     /// Bytes of one row's block, as in the file.
     #[inline]
     pub const fn block_bytes(&self) -> usize {
-        self.ty.block_bytes()
+        self.block_bytes
     }
 
     /// Values of one block: 1, 32 or 256.
     #[inline]
     pub const fn block_len(&self) -> usize {
-        self.ty.block_len()
+        self.block_len
     }
 
     /// All fields in order.

@@ -13,15 +13,15 @@ const IQ3_XXS_LEVELS: [i8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
 const IQ3_S_LEVELS: [i8; 8] = [1, 3, 5, 7, 9, 11, 13, 15];
 
 /// IQ2_XXS codebook, 8-bit index.
-pub(super) static IQ2_XXS: [[i8; 8]; 256] = expand(&IQ2_XXS_CODES, &IQ2_LEVELS);
+pub(crate) static IQ2_XXS: [[i8; 8]; 256] = expand(&IQ2_XXS_CODES, &IQ2_LEVELS);
 /// IQ2_XS codebook, 9-bit index.
-pub(super) static IQ2_XS: [[i8; 8]; 512] = expand(&IQ2_XS_CODES, &IQ2_LEVELS);
+pub(crate) static IQ2_XS: [[i8; 8]; 512] = expand(&IQ2_XS_CODES, &IQ2_LEVELS);
 /// IQ2_S codebook, 10-bit index.
-pub(super) static IQ2_S: [[i8; 8]; 1024] = expand(&IQ2_S_CODES, &IQ2_LEVELS);
+pub(crate) static IQ2_S: [[i8; 8]; 1024] = expand(&IQ2_S_CODES, &IQ2_LEVELS);
 /// IQ3_XXS codebook, 8-bit index.
-pub(super) static IQ3_XXS: [[i8; 4]; 256] = expand(&IQ3_XXS_CODES, &IQ3_XXS_LEVELS);
+pub(crate) static IQ3_XXS: [[i8; 4]; 256] = expand(&IQ3_XXS_CODES, &IQ3_XXS_LEVELS);
 /// IQ3_S codebook, 9-bit index.
-pub(super) static IQ3_S: [[i8; 4]; 512] = expand(&IQ3_S_CODES, &IQ3_S_LEVELS);
+pub(crate) static IQ3_S: [[i8; 4]; 512] = expand(&IQ3_S_CODES, &IQ3_S_LEVELS);
 
 /// Sign byte of a 7-bit sign index: bit `i` set means that element `i` is negative. The eighth sign is not stored; it
 /// is chosen so that the number of negative elements is even.

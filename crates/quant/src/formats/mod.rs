@@ -19,7 +19,7 @@
 
 mod error;
 mod float;
-mod grids;
+pub(crate) mod grids;
 mod iq;
 mod iq4;
 mod kquant;

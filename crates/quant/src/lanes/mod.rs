@@ -5,8 +5,10 @@
 //! which is exact. The loops are written so that a compiler vectorises them under any target feature; the generic
 //! functions are `inline(always)` so that they are compiled with the features of the kernel that calls them.
 
+mod grid;
+
 use crate::formats;
-use crate::tile::{Layout, MAX_BLOCK_BYTES, ROWS};
+use crate::tile::ROWS;
 use gguf::TensorType;
 
 /// Codes of 32 values of 16 rows: `[8 groups][16 rows][4 values]`.
@@ -23,7 +25,7 @@ pub trait Codes {
     const BIAS: i32;
     /// Bits a code.
     const BITS: u32;
-    /// Where the codes are; `None` for indices of a grid, which are unpacked row by row.
+    /// Where the codes are; `None` for indices of a grid.
     const PLANES: Option<Planes>;
 }
 
@@ -278,6 +280,12 @@ fn subs_6bit(bytes: &[u8], scale: &mut Scales, min: &mut Minima) {
     }
 }
 
+/// Signed 6-bit scale of a nibble and the two bits above it, which are bits 4 and 5 of `high`.
+#[inline(always)]
+fn signed_6bit(low: u8, high: u8) -> i8 {
+    (low | high & 0x30) as i8 - 32
+}
+
 macro_rules! format256 {
     ($(#[$doc:meta])* $name:ident, bias $bias:expr, bits $bits:expr, sub32 $sub32:expr, $planes:expr,
      |$sb:ident, $scale:ident, $min:ident| $subs:block, d $d:expr, dmin $dmin:expr $(, |$b:ident, $run:ident, $out:ident| $codes:block)?) => {
@@ -317,13 +325,17 @@ format256!(/// 2 bits, 4-bit scales and minima of 16 values.
 format256!(/// 3 bits, 6-bit signed scales of 16 values.
     Q3_K, bias 4, bits 3, sub32 false, Some(planes(224, 2, 1)),
     |b, scale, _min| {
+        // Scales 0..8 are the low nibbles of bytes 0..8, 8..16 the high ones; bytes 8..12 hold the top two bits, of scales
+        // j, j + 4, j + 8 and j + 12 each.
         let b: &[u8; 192] = fixed(b);
-        for j in 0..16 {
+        for j in 0..4 {
             for r in 0..ROWS {
-                // Scales 0..8 are the low nibbles of bytes 0..8, 8..16 the high ones; bytes 8..12 hold the top two bits.
-                let low = b[16 * (j % 8) + r] >> (4 * (j / 8)) & 15;
-                let high = b[16 * (8 + j % 4) + r] >> (2 * (j / 4)) & 3;
-                scale[j][r] = (low | high << 4) as i8 - 32;
+                let (first, second) = (b[16 * j + r], b[16 * (4 + j) + r]);
+                let high = b[16 * (8 + j) + r];
+                scale[j][r] = signed_6bit(first & 15, high << 4);
+                scale[4 + j][r] = signed_6bit(second & 15, high << 2);
+                scale[8 + j][r] = signed_6bit(first >> 4, high);
+                scale[12 + j][r] = signed_6bit(second >> 4, high >> 2);
             }
         }
     }, d (192, 1.0), dmin None);
@@ -348,63 +360,45 @@ format256!(/// 4-bit index into a table of 8-bit values, 6-bit signed scales of 
     Some(Planes { table: Some(raise(&formats::IQ4_NL_VALUES, 128)), ..planes(128, 4, 0) }),
     |b, scale, _min| {
         let b: &[u8; 128] = fixed(b);
-        for j in 0..8 {
+        let mut high = [[0; ROWS]; 2];
+        for r in 0..ROWS {
+            let word = u16::from_le_bytes([b[32 + 2 * r], b[33 + 2 * r]]);
+            high[0][r] = word as u8;
+            high[1][r] = (word >> 8) as u8;
+        }
+        for half in 0..2 {
             for r in 0..ROWS {
-                let high = b[32 + 2 * r + j / 4] >> (2 * (j % 4)) & 3;
-                let low = b[64 + 16 * (j / 2) + r] >> (4 * (j % 2)) & 15;
-                scale[j][r] = (low | high << 4) as i8 - 32;
+                let (first, second) = (b[64 + 32 * half + r], b[80 + 32 * half + r]);
+                let high = high[half][r];
+                scale[4 * half][r] = signed_6bit(first & 15, high << 4);
+                scale[4 * half + 1][r] = signed_6bit(first >> 4, high << 2);
+                scale[4 * half + 2][r] = signed_6bit(second & 15, high);
+                scale[4 * half + 3][r] = signed_6bit(second >> 4, high >> 2);
             }
         }
     }, d (0, 1.0), dmin None);
 
-/// Runs a format's row-wise unpacker over the rows of a tile's block. Grid scales are (2s + 1) times a power of two: the odd
-/// integer is the sub-scale, the power belongs to d.
-#[inline(always)]
-fn by_row(ty: TensorType, block: &[u8], mut each: impl FnMut(usize, &formats::Block256)) {
-    let layout = Layout::of(ty).expect("a format with a layout");
-    let mut bytes = [0u8; MAX_BLOCK_BYTES];
-    let bytes = &mut bytes[..layout.block_bytes()];
-    let mut unpacked = formats::Block256::ZERO;
-    for r in 0..ROWS {
-        layout.pick_file(ROWS, r, block, bytes);
-        formats::unpack256(ty, bytes, &mut unpacked);
-        each(r, &unpacked);
-    }
-}
-
 macro_rules! grid {
-    ($($(#[$doc:meta])* $name:ident, factor $factor:expr, sub32 $sub32:expr;)*) => {$(
-        format256!($(#[$doc])* $name, bias 64, bits 7, sub32 $sub32, None,
-            |b, scale, _min| {
-                by_row(TensorType::$name, b, |r, row| {
-                    let step = if $sub32 { 2 } else { 1 };
-                    for (scale, s) in scale.iter_mut().zip(row.scale.iter().step_by(step)) {
-                        scale[r] = *s as i8;
-                    }
-                })
-            },
+    ($($(#[$doc:meta])* $name:ident, factor $factor:expr, sub32 $sub32:expr, $codes:path, |$sb:ident, $scale:ident| $subs:block;)*) => {$(
+        format256!($(#[$doc])* $name, bias grid::BIAS as i32, bits 7, sub32 $sub32, None,
+            |$sb, $scale, _min| $subs,
             d (0, $factor), dmin None,
-            |b, run, out| {
-                by_row(TensorType::$name, b, |r, row| {
-                    for (i, q) in row.q[32 * run..32 * (run + 1)].iter().enumerate() {
-                        out[64 * (i / 4) + 4 * r + i % 4] = (*q + 64) as u8;
-                    }
-                })
-            });
+            |b, run, out| { $codes(b, run, out) });
     )*};
 }
 
+// Scales of grids are (2s + 1) times a power of two: the odd integer is the sub-scale, the power belongs to d.
 grid! {
     /// Grid of 256 groups of 8 values, 4-bit scales of 32 values.
-    IQ2_XXS, factor 0.125, sub32 true;
+    IQ2_XXS, factor 0.125, sub32 true, grid::iq2_xxs, |b, scale| { grid::subs_upper(b, 7, 8, scale) };
     /// Grid of 512 groups of 8 values, 4-bit scales of 16 values.
-    IQ2_XS, factor 0.125, sub32 false;
+    IQ2_XS, factor 0.125, sub32 false, grid::iq2_xs, |b, scale| { grid::subs_nibbles::<8>(b, 64, scale) };
     /// Grid of 1024 groups of 8 values, 4-bit scales of 16 values.
-    IQ2_S, factor 0.125, sub32 false;
+    IQ2_S, factor 0.125, sub32 false, grid::iq2_s, |b, scale| { grid::subs_nibbles::<8>(b, 72, scale) };
     /// Grid of 256 groups of 4 values, 4-bit scales of 32 values.
-    IQ3_XXS, factor 0.25, sub32 true;
+    IQ3_XXS, factor 0.25, sub32 true, grid::iq3_xxs, |b, scale| { grid::subs_upper(b, 67, 4, scale) };
     /// Grid of 512 groups of 4 values, 4-bit scales of 32 values.
-    IQ3_S, factor 1.0, sub32 true;
+    IQ3_S, factor 1.0, sub32 true, grid::iq3_s, |b, scale| { grid::subs_nibbles::<4>(b, 104, scale) };
 }
 
 /// Calls a generic function with the unpacker of a format of class `Block32`.
@@ -502,7 +496,7 @@ macro_rules! with_format256 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tile::permute_tile;
+    use crate::tile::{Layout, permute_tile};
 
     fn random(n: usize, mut seed: u64) -> Vec<u8> {
         (0..n)

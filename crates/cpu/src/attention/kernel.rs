@@ -23,6 +23,17 @@ pub(super) const ROWS_A_GROUP: usize = 6;
 /// come; more rows are bound by arithmetic, and share what is converted.
 pub(super) const ROWS_FEW: usize = 2 * ROWS_A_GROUP;
 
+/// Vectors of sums that each of `rows` rows has in registers, so that these are well used and chains of sums are many.
+#[inline(always)]
+pub(super) fn vectors_a_row<V: F32x16>(rows: usize) -> usize {
+    match rows {
+        _ if V::WIDE => 4,
+        1 => 4,
+        2 => 2,
+        _ => 1,
+    }
+}
+
 /// Rows in groups of nearly equal size.
 pub(super) fn row_groups(rows: usize) -> impl Iterator<Item = Range<usize>> {
     let groups = rows.div_ceil(ROWS_A_GROUP);
@@ -122,7 +133,7 @@ pub(super) fn convert_float<V: F32x16>(ty: KvType, from: &[u8], to: &mut [f32]) 
 
 /// How far ahead of the bytes in work their stream is fetched. Hardware prefetchers alone keep too few lines in flight for
 /// one token's work; from 4 KiB (a page) on, fetches and prefetchers get into each other's way.
-const AHEAD_BYTES: usize = 2048;
+pub(super) const AHEAD_BYTES: usize = 2048;
 
 /// A walk over the cache lines that are read soon: some of them are fetched with each step of a kernel.
 #[derive(Clone, Copy)]

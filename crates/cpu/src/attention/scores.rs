@@ -1,7 +1,7 @@
 //! `s[r][n] = sum_c q[r][c] k[n][c]`, not yet scaled, for one panel of 64 cells.
 
 use super::kernel::{
-    Ahead, F16, F32, ROWS_FEW, Values, convert_float, row_groups, union, with_rows,
+    Ahead, F16, F32, ROWS_FEW, Values, convert_float, row_groups, union, vectors_a_row, with_rows,
 };
 use super::layout::{Cells, PANEL};
 use super::{CELLS, KvType};
@@ -28,7 +28,8 @@ fn scores_with<V: F32x16>(
     mut ahead: Ahead,
 ) {
     let is_few = q_at.len() <= ROWS_FEW;
-    let tiles = row_groups(q_at.len()).count() * if V::WIDE { 1 } else { 4 };
+    let groups = row_groups(q_at.len()).count();
+    let tiles = groups * (4 / vectors_a_row::<V>(q_at.len().div_ceil(groups)));
     ahead.share(tiles * c);
     let pass = match is_few {
         true if tiles == 1 => c,
@@ -77,8 +78,12 @@ fn pass_scores<V: F32x16, L: Values>(
             let s: &mut [[f32; CELLS]; N] = s.try_into().expect("the group's rows");
             let q = array!([&q[..0]; N], |r| &q[q_at[r] + part.start..][..part.len()]);
             let is_first = part.start == 0;
-            if V::WIDE && seen.start < 16 && seen.end > PANEL - 16 {
+            let (is_whole, width) = (seen.start < 16 && seen.end > PANEL - 16, vectors_a_row::<V>(N));
+            if is_whole && width == 4 {
                 tile::<V, L, N, 4>(k, is_first, &q, s, at, ahead);
+            } else if is_whole && width == 2 {
+                tile::<V, L, N, 2>(k, is_first, &q, s, at, ahead);
+                tile::<V, L, N, 2>(k.skip(32), is_first, &q, s, at + 32, ahead);
             } else {
                 for first in (seen.start / 16 * 16..seen.end).step_by(16) {
                     tile::<V, L, N, 1>(k.skip(first), is_first, &q, s, at + first, ahead);

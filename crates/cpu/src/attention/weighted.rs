@@ -1,7 +1,8 @@
 //! `o[r][c] = sum_n w[r][n] v[n][c]`, one segment of 64 cells after another.
 
 use super::kernel::{
-    Ahead, F16, F32, ROWS_FEW, Values, convert_float, reserve, row_groups, union, with_rows,
+    AHEAD_BYTES, Ahead, F16, F32, ROWS_FEW, Values, convert_float, reserve, row_groups, union,
+    vectors_a_row, with_rows,
 };
 use super::layout::{Cells, PANEL};
 use super::{CELLS, KvType};
@@ -10,9 +11,6 @@ use std::ops::Range;
 
 /// Cells a segment: the cells of a panel, whose weighted values are summed from zero.
 const SEGMENT: usize = PANEL;
-
-/// Values of V that few rows attend at a time, so that its lines are read in order: 2 KiB of half precision.
-const VALUES_A_PASS: usize = 1024;
 
 /// Values of a cell that many rows attend at a time: 16 KiB of a segment once converted, which stay in the nearest cache.
 const COLUMNS: usize = 64;
@@ -56,16 +54,20 @@ fn weighted_with<V: F32x16>(
     let Work { v, d, sums } = work;
     let sums = &mut sums[..cells.len() * c];
     let groups = row_groups(cells.len()).count();
-    let tiles = groups * if V::WIDE { c.div_ceil(64) } else { c / 16 };
+    let width = 16 * vectors_a_row::<V>(cells.len().div_ceil(groups));
+    let tiles = groups * c.div_ceil(width);
     ahead.share(tiles * SEGMENT);
     let is_few = cells.len() <= ROWS_FEW;
+    let is_float = ty == KvType::F16 || ty == KvType::Bf16;
+    let values_a_pass = AHEAD_BYTES / if is_float { 2 } else { 1 };
+    // Few rows go through V in order, by as much as has been fetched ahead.
     let pass = if !is_few || tiles == 1 && ty == KvType::F16 {
         SEGMENT
     } else {
-        (VALUES_A_PASS / c).max(1)
+        (values_a_pass / c).max(1)
     };
     let seen = union(cells).within(segment);
-    if ty == KvType::Q8_0 || ty == KvType::Q4_0 {
+    if !is_float {
         convert_float::<V>(KvType::F16, scales, &mut d[..SEGMENT * c / 32]);
     }
     for first in (0..SEGMENT).step_by(pass) {
@@ -87,10 +89,18 @@ fn weighted_with<V: F32x16>(
         for start in (0..c).step_by(width) {
             let columns = start..c.min(start + width);
             let width = columns.len();
-            for n in part.start..part.end {
-                let to = &mut v[(n - first) * width..][..width];
-                let values = n * c + columns.start..n * c + columns.end;
-                convert::<V>(ty, codes, d, values, to);
+            if width == c {
+                let (from, to) = (
+                    part.start * c..part.end * c,
+                    part.start - first..part.end - first,
+                );
+                convert::<V>(ty, codes, d, from, &mut v[to.start * c..to.end * c]);
+            } else {
+                for n in part.start..part.end {
+                    let to = &mut v[(n - first) * width..][..width];
+                    let from = n * c + columns.start..n * c + columns.end;
+                    convert::<V>(ty, codes, d, from, to);
+                }
             }
             pass_sums::<V, _>(F32(v), width, columns, pass, w, cells, sums, o, &mut ahead);
         }
@@ -221,9 +231,13 @@ fn pass_sums<V: F32x16, L: Values>(
             let mut at = part.start;
             while at < part.end {
                 let v = v.skip(at - part.start);
-                if V::WIDE && part.end - at >= 64 {
+                let (left, row) = (part.end - at, vectors_a_row::<V>(N));
+                if row == 4 && left >= 64 {
                     columns::<V, L, N, 4>(v, width, c, at, w, first, &cells, join, sums, o, ahead);
                     at += 64;
+                } else if row == 2 && left >= 32 {
+                    columns::<V, L, N, 2>(v, width, c, at, w, first, &cells, join, sums, o, ahead);
+                    at += 32;
                 } else {
                     columns::<V, L, N, 1>(v, width, c, at, w, first, &cells, join, sums, o, ahead);
                     at += 16;

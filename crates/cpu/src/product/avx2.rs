@@ -1,125 +1,468 @@
-//! Quantised products with AVX2: 8 rows a register, a group of 4 values a lane.
+//! Quantised products of many tokens with AVX2: 8 rows a register, a group of 4 values a lane, 4 tokens a pass over weights.
 //!
-//! `vpmaddubsw` multiplies unsigned codes with signed activations and adds neighbours into 16 bits. Codes of few bits
-//! leave room there for several groups; 8-bit codes would overflow at once, so the sign is moved to the activation:
-//! `|w| <= 128` and `|a| <= 127` give at most 32512.
+//! `vpmaddubsw` multiplies unsigned bytes with signed ones and adds neighbours into 16 bits. What is free is which of the two
+//! is unsigned, and how many groups share a 16-bit sum before `vpmaddwd` widens it, with the sub-scale as its factor. Sums wrap;
+//! only a group's products (which saturate) and the sum at the end must fit.
+//!
+//! | form | codes | products | |
+//! |---|---|---|---|
+//! | `Unsigned` | not raised, or in blocks of 32 and up to 4 bits | code times activation | bias times the activations' sum is taken off, once a block |
+//! | `Signed` | other raised ones, up to 7 bits | activation + 128 times value | 128 times the values' sums are taken off, once a tile |
+//! | `Wide` | 8 bits | `vpmaddwd` of 16-bit values | its sums are 32 bits; a super-block's sub-scales are in the values |
 
-use super::unpacked::{CHUNK32, CHUNK256, Chunk32, Super256, TileBlocks};
+use super::gemv256::{
+    Blocks, Out, ahead, byte_pairs, codes, group, halves, pairs, scales, sum_pairs, twice, word,
+};
+use super::unpacked::{CHUNK32, CHUNK256};
 use crate::acts::Acts;
 use crate::mem::Shared;
-use quant::lanes::{Run, Unpack32, Unpack256};
-use quant::product::has_min;
+use crate::simd::array;
+use quant::act::BLOCK32;
+use quant::lanes::{Codes, Minima, Run, Scales, Unpack32, Unpack256};
+use quant::product::{CHUNK, has_min};
 use quant::tile::{ROWS, TileMatrix};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// Sixteen 32-bit lanes.
-type I32x16 = [__m256i; 2];
-/// Sixteen floats.
-type F32x16 = [__m256; 2];
+/// Runs of 32 values a chunk.
+const RUNS: usize = CHUNK / 32;
 
-/// Groups whose products fit a 16-bit sum: `groups * 2 * (2^bits - 1) * 127 <= 32767`.
-const fn groups_a_sum(bits: u32) -> usize {
-    match bits {
-        0..=4 => 8,
-        5 => 4,
-        6 => 2,
+/// Largest magnitude of an activation's code.
+const ACT_MAX: u32 = 127;
+
+/// What `Signed` adds to activations.
+const ACT_BIAS: i8 = -128;
+
+/// How codes are multiplied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Unsigned,
+    Signed,
+    Wide,
+}
+
+const fn form<U: Codes>() -> Form {
+    match (U::BITS, U::BIAS, U::TY.block_len()) {
+        (8, ..) => Form::Wide,
+        // One subtraction a block takes the bias off.
+        (_, 0, _) | (..=4, _, BLOCK32) => Form::Unsigned,
+        _ => Form::Signed,
+    }
+}
+
+/// Registers a group of weights.
+const fn registers<U: Codes>() -> usize {
+    match form::<U>() {
+        Form::Wide => 2,
         _ => 1,
     }
 }
 
-/// Sum over groups of codes times activations, raised codes included: `sum_k code[k] * a[k]`, or, for 8-bit codes,
-/// already with the bias of 128 taken off.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn dot(bits: u32, run: &Run, a: &[i8; 32], groups: Range<usize>) -> I32x16 {
-    let ones = _mm256_set1_epi16(1);
-    let mut total = [_mm256_setzero_si256(); 2];
-    for first in groups.clone().step_by(groups_a_sum(bits)) {
-        let mut words = [_mm256_setzero_si256(); 2];
-        for g in first..groups.end.min(first + groups_a_sum(bits)) {
-            let a = _mm256_set1_epi32(i32::from_le_bytes([
-                a[4 * g] as u8,
-                a[4 * g + 1] as u8,
-                a[4 * g + 2] as u8,
-                a[4 * g + 3] as u8,
-            ]));
-            let bytes: &[u8; 64] = run[64 * g..][..64].try_into().expect("64 bytes");
-            for (half, words) in words.iter_mut().enumerate() {
-                // SAFETY: 64 bytes are there.
-                let w = unsafe { _mm256_loadu_si256(bytes.as_ptr().add(32 * half).cast()) };
-                let pairs = if bits == 8 {
-                    let w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-                    _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w))
-                } else {
-                    _mm256_maddubs_epi16(w, a)
-                };
-                *words = _mm256_add_epi16(*words, pairs);
+/// Groups (a power of two) whose products with activations fit a 16-bit sum, within the smallest sub-block.
+const fn groups_a_sum<U: Codes>() -> usize {
+    let (codes, bias) = ((1 << U::BITS) - 1, U::BIAS as u32);
+    let mut largest = match form::<U>() {
+        Form::Signed if bias > codes - bias => bias,
+        Form::Signed => codes - bias,
+        _ => codes,
+    };
+    if let Some(planes) = U::PLANES
+        && let Some(table) = planes.table
+    {
+        largest = 0;
+        let mut i = 0;
+        while i < table.len() {
+            let value = (table[i] as i32 - U::BIAS).unsigned_abs();
+            largest = if value > largest { value } else { largest };
+            i += 1;
+        }
+    }
+    // What `Signed` begins a sum with is kept for each sum, whose scale may be that of 16 values.
+    let may_be_8 = U::TY.block_len() == BLOCK32 || matches!(form::<U>(), Form::Unsigned);
+    match i16::MAX as u32 / (2 * ACT_MAX * largest) {
+        8.. if may_be_8 => 8,
+        4.. => 4,
+        2.. => 2,
+        _ => 1,
+    }
+}
+
+/// A chunk of half a tile after half a tile, as the forms multiply it.
+struct Weights {
+    /// `[run][half][register of a group]`, as many as the form has.
+    q: [__m256i; RUNS * 2 * 16],
+    /// `Signed`: what sums begin with, `[run][half][sum]`.
+    start: [__m256i; RUNS * 2 * 4],
+}
+
+impl Weights {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn new() -> Self {
+        Self {
+            q: [_mm256_setzero_si256(); RUNS * 2 * 16],
+            start: [_mm256_setzero_si256(); RUNS * 2 * 4],
+        }
+    }
+
+    /// Sets a run of half a tile; `scale(group)` is what `Wide` multiplies its values with.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    fn set<U: Codes>(
+        &mut self,
+        run: usize,
+        half: usize,
+        codes: [__m256i; 8],
+        scale: Option<__m256i>,
+    ) {
+        let n = 8 * registers::<U>();
+        let at = 2 * run + half;
+        let q = &mut self.q[at * n..][..n];
+        match form::<U>() {
+            Form::Unsigned => q.copy_from_slice(&codes),
+            Form::Signed => {
+                let sums = 8 / groups_a_sum::<U>();
+                let start = &mut self.start[at * sums..][..sums];
+                start.fill(_mm256_setzero_si256());
+                for (g, code) in codes.into_iter().enumerate() {
+                    q[g] = _mm256_sub_epi8(code, _mm256_set1_epi8(U::BIAS as i8));
+                    let raised = _mm256_maddubs_epi16(_mm256_set1_epi8(ACT_BIAS), q[g]);
+                    let start = &mut start[g / groups_a_sum::<U>()];
+                    *start = _mm256_sub_epi16(*start, raised);
+                }
+            }
+            Form::Wide => {
+                for (g, code) in codes.into_iter().enumerate() {
+                    let mut wide = even_odd(code);
+                    if let Some(scale) = scale {
+                        wide = [
+                            _mm256_mullo_epi16(wide[0], scale),
+                            _mm256_mullo_epi16(wide[1], scale),
+                        ];
+                    }
+                    [q[2 * g], q[2 * g + 1]] = wide;
+                }
             }
         }
-        for half in 0..2 {
-            total[half] = _mm256_add_epi32(total[half], _mm256_madd_epi16(words[half], ones));
-        }
     }
-    total
-}
 
-/// What [`dot`] has not taken off yet.
-const fn bias(bias: i32, bits: u32) -> i32 {
-    if bits == 8 { 0 } else { bias }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn load_f32(x: &[f32; 16]) -> F32x16 {
-    // SAFETY: 16 values are there.
-    unsafe {
-        [
-            _mm256_loadu_ps(x.as_ptr()),
-            _mm256_loadu_ps(x.as_ptr().add(8)),
-        ]
+    /// A run of half a tile.
+    #[inline(always)]
+    fn of<U: Codes>(&self, run: usize, half: usize) -> (&[__m256i], &[__m256i]) {
+        let at = 2 * run + half;
+        let n = 8 * registers::<U>();
+        let sums = 8 / groups_a_sum::<U>();
+        let start: &[__m256i] = match form::<U>() {
+            Form::Signed => &self.start[at * sums..][..sums],
+            _ => &[],
+        };
+        (&self.q[at * n..][..n], start)
     }
 }
 
+/// Bytes as 16-bit numbers: those of even and those of odd places.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn load_i32(x: &[i32; 16]) -> I32x16 {
-    // SAFETY: 16 values are there.
-    unsafe {
-        [
-            _mm256_loadu_si256(x.as_ptr().cast()),
-            _mm256_loadu_si256(x.as_ptr().add(8).cast()),
-        ]
-    }
-}
-
-/// Sixteen bytes as integers.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn load_i8(x: &[i8; 16]) -> I32x16 {
-    // SAFETY: 16 bytes are there.
-    let x = unsafe { _mm_loadu_si128(x.as_ptr().cast()) };
+fn even_odd(x: __m256i) -> [__m256i; 2] {
     [
-        _mm256_cvtepi8_epi32(x),
-        _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(x)),
+        _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)),
+        _mm256_srai_epi16::<8>(x),
     ]
 }
 
-/// Stores a chunk's sums of token `t`, or adds them to what the chunks before gave.
+/// Room for a chunk of up to [`TOKENS`] tokens' activations.
+#[repr(align(64))]
+struct Room {
+    q: [i8; 2 * CHUNK * TOKENS],
+    d: [f32; RUNS * TOKENS],
+    ds: [f32; RUNS * TOKENS],
+    /// Sums of blocks of 32 times the codes' bias.
+    off: [[i32; TOKENS]; RUNS],
+}
+
+impl Room {
+    const ZERO: Self = Self {
+        q: [0; 2 * CHUNK * TOKENS],
+        d: [0.0; RUNS * TOKENS],
+        ds: [0.0; RUNS * TOKENS],
+        off: [[0; TOKENS]; RUNS],
+    };
+}
+
+/// A chunk of some tokens' activations, as the form multiplies them.
+struct Tokens<'a> {
+    /// `[unit][token][unit bytes]`, unit as in [`Acts`].
+    q: &'a [i8],
+    /// Bytes from a unit to the next.
+    q_step: usize,
+    /// Bytes to the tokens after these, if those are read from where they are.
+    next: Option<usize>,
+    /// `[block][token]`, as in [`Acts`].
+    d: &'a [f32],
+    ds: &'a [f32],
+    /// Numbers from a block to the next.
+    d_step: usize,
+    off: &'a [[i32; TOKENS]; RUNS],
+}
+
+/// Values of a unit of activations.
+const fn unit<U: Codes>() -> usize {
+    if U::TY.block_len() == BLOCK32 { 32 } else { 64 }
+}
+
+/// Whether sums of blocks of 32 hold the codes' bias, times the sum of the activations.
+const fn is_raised<U: Codes>() -> bool {
+    matches!(form::<U>(), Form::Unsigned) && U::BIAS != 0
+}
+
+impl<'a> Tokens<'a> {
+    /// `blocks` blocks of the chunk that begins with block `first`, tokens `t .. t + N`, all of one tile.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    fn new<U: Codes, const N: usize>(
+        acts: &'a Acts,
+        t: usize,
+        first: usize,
+        blocks: usize,
+        room: &'a mut Room,
+    ) -> Self {
+        let height = acts.height();
+        let (d_at, q_at) = (acts.d_at(t, first), acts.q_at(t, first * U::TY.block_len()));
+        // Tokens lie side by side in a tile, and one after the other where there are none.
+        let in_tile = height > 1;
+        let (mut d, mut ds, mut d_step) = (&acts.d[d_at..], &acts.ds[d_at..], height);
+        if !in_tile {
+            let next = acts.blocks();
+            for b in 0..blocks {
+                for j in 0..N {
+                    room.d[b * N + j] = d[j * next + b];
+                    room.ds[b * N + j] = ds[j * next + b];
+                }
+            }
+            (d, ds, d_step) = (&room.d, &room.ds, N);
+        }
+        if is_raised::<U>() {
+            let next = if in_tile { 1 } else { acts.blocks() };
+            for (b, off) in room.off.iter_mut().take(blocks).enumerate() {
+                let sums = &acts.sum32[d_at + b * height..][..(N - 1) * next + 1];
+                for j in 0..N {
+                    off[j] = U::BIAS * sums[j * next];
+                }
+            }
+        }
+        let (q, q_step) = (&acts.q[q_at..], unit::<U>() * height);
+        // The tokens after these, if there are any: the same place, some bytes on.
+        let next = acts.q_at(t + N, first * U::TY.block_len()) - q_at;
+        if form::<U>() == Form::Unsigned && in_tile {
+            return Self {
+                q,
+                q_step,
+                next: Some(next),
+                d,
+                ds,
+                d_step,
+                off: &room.off,
+            };
+        }
+        let bytes = unit::<U>() * registers::<U>();
+        let units = blocks * U::TY.block_len() / unit::<U>();
+        for (u, out) in room.q.chunks_exact_mut(N * bytes).take(units).enumerate() {
+            let q = &q[u * q_step..];
+            fetch(q, next, N * unit::<U>());
+            if in_tile {
+                prepare::<U>(&q[..N * unit::<U>()], out);
+                continue;
+            }
+            for (j, out) in out.chunks_exact_mut(bytes).enumerate() {
+                prepare::<U>(&q[j * acts.k()..][..unit::<U>()], out);
+            }
+        }
+        Self {
+            q: &room.q,
+            q_step: N * bytes,
+            next: None,
+            d,
+            ds,
+            d_step,
+            off: &room.off,
+        }
+    }
+
+    #[inline(always)]
+    fn d<const N: usize>(&self, b: usize) -> &'a [f32] {
+        &self.d[b * self.d_step..][..N]
+    }
+
+    #[inline(always)]
+    fn ds<const N: usize>(&self, b: usize) -> &'a [f32] {
+        &self.ds[b * self.d_step..][..N]
+    }
+
+    /// A unit of `N` tokens.
+    #[inline(always)]
+    fn unit<U: Codes, const N: usize>(&self, u: usize) -> &'a [i8] {
+        let q = &self.q[u * self.q_step..];
+        if let Some(next) = self.next {
+            fetch(q, next, N * unit::<U>());
+        }
+        &q[..N * unit::<U>() * registers::<U>()]
+    }
+}
+
+/// Fetches the cache lines of `bytes` bytes that lie `ahead` bytes on.
+#[inline(always)]
+fn fetch(q: &[i8], ahead: usize, bytes: usize) {
+    for at in (0..bytes).step_by(64) {
+        // SAFETY: a prefetch of any address is only a hint and never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(q.as_ptr().wrapping_add(ahead + at)) };
+    }
+}
+
+/// Writes activations as the form multiplies them.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn put(w: &TileMatrix<'_>, tile: usize, out: &Shared<'_, f32>, t: usize, first: bool, acc: F32x16) {
-    let mut sums = [0.0; 16];
-    // SAFETY: 16 values are there.
-    unsafe {
-        _mm256_storeu_ps(sums.as_mut_ptr(), acc[0]);
-        _mm256_storeu_ps(sums.as_mut_ptr().add(8), acc[1]);
+fn prepare<U: Codes>(q: &[i8], out: &mut [i8]) {
+    let out = out.chunks_exact_mut(32 * registers::<U>());
+    for (q, out) in q.chunks_exact(32).zip(out) {
+        // SAFETY: 32 codes are there.
+        let q = unsafe { _mm256_loadu_si256(q.as_ptr().cast()) };
+        match form::<U>() {
+            Form::Unsigned => store(q, out),
+            Form::Signed => store(_mm256_xor_si256(q, _mm256_set1_epi8(ACT_BIAS)), out),
+            Form::Wide => {
+                let [even, odd] = even_odd(q);
+                store(even, &mut out[..32]);
+                store(odd, &mut out[32..]);
+            }
+        }
     }
-    // SAFETY: each tile writes its own rows of every token.
-    let out = unsafe { out.part(t * w.n() + tile * ROWS, w.tile_rows(tile)) };
-    for (out, sum) in out.iter_mut().zip(sums) {
-        *out = if first { sum } else { *out + sum };
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn store(x: __m256i, out: &mut [i8]) {
+    let out: &mut [i8; 32] = out.try_into().expect("32 bytes");
+    // SAFETY: 32 bytes are there.
+    unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), x) };
+}
+
+/// Keeps the order of the source at this place. Left alone, a compiler computes one token's sum after the other; sums side by
+/// side are a third faster.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn in_order<const N: usize>(sums: &mut [__m256i; N]) {
+    for sum in sums {
+        // SAFETY: no instruction at all.
+        unsafe {
+            std::arch::asm!(
+                "/* {0} */",
+                inout(ymm_reg) * sum,
+                options(nomem, nostack, preserves_flags)
+            );
+        }
     }
+}
+
+/// The body for each group of a run: a loop of such bodies would stay one.
+macro_rules! each_group {
+    (|$g:ident| $body:block) => {
+        each_group!(@ $g $body 0 1 2 3 4 5 6 7)
+    };
+    (@ $g:ident $body:block $($i:literal)*) => {
+        $({
+            let $g: usize = $i;
+            $body
+        })*
+    };
+}
+
+/// Adds a run's products, times a scale (twice a lane) for each `8 / scale.len()` groups. `a` is a unit of the tokens, the run
+/// begins at byte `at` of each token's.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn add_run<U: Codes, const N: usize, const SCALES: usize>(
+    total: &mut [__m256i; N],
+    (q, start): (&[__m256i], &[__m256i]),
+    (a, at): (&[i8], usize),
+    scale: [__m256i; SCALES],
+) {
+    let next = unit::<U>() * registers::<U>();
+    if form::<U>() == Form::Wide {
+        each_group!(|g| {
+            for odd in 0..2 {
+                let w = q[2 * g + odd];
+                for j in 0..N {
+                    let a = group(&a[j * next + at..], 8 * odd + g);
+                    total[j] = _mm256_add_epi32(total[j], _mm256_madd_epi16(w, a));
+                }
+                in_order(total);
+            }
+        });
+        return;
+    }
+    let a_sum = groups_a_sum::<U>().min(8 / SCALES);
+    let mut words = [_mm256_setzero_si256(); N];
+    each_group!(|g| {
+        let first = g.is_multiple_of(a_sum);
+        if first && form::<U>() == Form::Signed {
+            words = [start[g / groups_a_sum::<U>()]; N];
+        }
+        for j in 0..N {
+            let a = group(&a[j * next + at..], g);
+            let products = if form::<U>() == Form::Signed {
+                _mm256_maddubs_epi16(a, q[g])
+            } else {
+                _mm256_maddubs_epi16(q[g], a)
+            };
+            words[j] = if first && form::<U>() == Form::Unsigned {
+                products
+            } else {
+                _mm256_add_epi16(words[j], products)
+            };
+        }
+        in_order(&mut words);
+        if (g + 1).is_multiple_of(a_sum) {
+            for j in 0..N {
+                let scaled = _mm256_madd_epi16(words[j], scale[g * SCALES / 8]);
+                total[j] = _mm256_add_epi32(total[j], scaled);
+            }
+        }
+    });
+}
+
+/// Tokens a pass over a chunk.
+const TOKENS: usize = 4;
+
+/// Calls with the largest N of 4, 2, 1 until all tokens are done.
+macro_rules! by_tokens {
+    ($tokens:expr, |$t:ident, $n:ident| $call:expr) => {{
+        let mut $t = 0;
+        while $t < $tokens {
+            match $tokens - $t {
+                TOKENS.. => {
+                    const $n: usize = TOKENS;
+                    $call;
+                    $t += $n;
+                }
+                2.. => {
+                    const $n: usize = 2;
+                    $call;
+                    $t += $n;
+                }
+                _ => {
+                    const $n: usize = 1;
+                    $call;
+                    $t += $n;
+                }
+            }
+        }
+    }};
+}
+
+/// A chunk of a tile of a `Block32` format.
+struct Chunk32 {
+    q: Weights,
+    d: [[__m256; 2]; CHUNK32],
+    m: [[__m256; 2]; CHUNK32],
 }
 
 /// Tiles of a `Block32` format.
@@ -130,29 +473,140 @@ pub(super) fn tiles32<U: Unpack32>(
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
-    let mut chunk = Chunk32::zero();
+    let mut chunk = Chunk32 {
+        q: Weights::new(),
+        d: [[_mm256_setzero_ps(); 2]; CHUNK32],
+        m: [[_mm256_setzero_ps(); 2]; CHUNK32],
+    };
+    let mut room = Room::ZERO;
     for tile in tiles {
-        let mut blocks = TileBlocks::new(w, tile);
+        let mut blocks = Blocks::<U>::new(w, tile);
+        let out = Out::new(w, tile, out);
         for first in (0..w.blocks()).step_by(CHUNK32) {
-            let n = chunk.unpack::<U>(&mut blocks, first);
-            for t in 0..acts.tokens() {
-                let mut acc = [_mm256_setzero_ps(); 2];
-                for b in 0..n {
-                    let (at, d_at) = (acts.q_at(t, (first + b) * 32), acts.d_at(t, first + b));
-                    let a: &[i8; 32] = acts.q[at..at + 32].try_into().expect("32 codes");
-                    let dots = dot(U::BITS, &chunk.q[b], a, 0..8);
-                    let off = _mm256_set1_epi32(-bias(U::BIAS, U::BITS) * acts.sum32[d_at]);
-                    let (d, d_a) = (load_f32(&chunk.d[b]), _mm256_set1_ps(acts.d[d_at]));
-                    let (m, ds) = (load_f32(&chunk.m[b]), _mm256_set1_ps(acts.ds[d_at]));
-                    for half in 0..2 {
-                        let dot = _mm256_cvtepi32_ps(_mm256_add_epi32(dots[half], off));
-                        acc[half] = _mm256_fmadd_ps(dot, _mm256_mul_ps(d[half], d_a), acc[half]);
-                        if has_min(U::TY) {
-                            acc[half] = _mm256_fmadd_ps(m[half], ds, acc[half]);
-                        }
+            let n = CHUNK32.min(w.blocks() - first);
+            for b in 0..n {
+                let block = blocks.block(first + b);
+                ahead::<U, 1>(block, 0);
+                for half in 0..2 {
+                    let codes = codes::<U>(block, 0, half);
+                    chunk.q.set::<U>(b, half, codes, None);
+                    chunk.d[b][half] = scales::<U>(block, half);
+                    if has_min(U::TY) {
+                        chunk.m[b][half] = halves(block, 2 * ROWS, half);
                     }
                 }
-                put(w, tile, out, t, first == 0, acc);
+            }
+            by_tokens!(acts.tokens(), |t, N| {
+                out.fetch::<N>(t);
+                let tokens = Tokens::new::<U, N>(acts, t, first, n, &mut room);
+                let acc = [
+                    tokens32::<U, N>(&chunk, 0, n, &tokens),
+                    tokens32::<U, N>(&chunk, 1, n, &tokens),
+                ];
+                out.put(t, first == 0, acc);
+            });
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn tokens32<U: Unpack32, const N: usize>(
+    chunk: &Chunk32,
+    half: usize,
+    n: usize,
+    tokens: &Tokens<'_>,
+) -> [__m256; N] {
+    let mut acc = [_mm256_setzero_ps(); N];
+    for b in 0..n.min(CHUNK32) {
+        let mut dot = [_mm256_setzero_si256(); N];
+        let w = chunk.q.of::<U>(b, half);
+        let a = tokens.unit::<U, N>(b);
+        add_run::<U, N, 1>(&mut dot, w, (a, 0), [_mm256_set1_epi16(1)]);
+        let (d, ds) = (tokens.d::<N>(b), tokens.ds::<N>(b));
+        for j in 0..N {
+            if is_raised::<U>() {
+                dot[j] = _mm256_sub_epi32(dot[j], _mm256_set1_epi32(tokens.off[b][j]));
+            }
+            let scale = _mm256_mul_ps(chunk.d[b][half], _mm256_set1_ps(d[j]));
+            acc[j] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[j]), scale, acc[j]);
+            if has_min(U::TY) {
+                acc[j] = _mm256_fmadd_ps(chunk.m[b][half], _mm256_set1_ps(ds[j]), acc[j]);
+            }
+        }
+    }
+    acc
+}
+
+/// A super-block of a tile of a `Block256` format, but for its codes.
+#[derive(Clone, Copy)]
+struct Super {
+    /// Sub-scales, twice a lane.
+    scale: [[__m256i; 2]; 16],
+    /// Minima of pairs of sub-blocks.
+    min: [[__m256i; 2]; 8],
+    d: [__m256; 2],
+    dmin: [__m256; 2],
+}
+
+/// A chunk of a tile of a `Block256` format.
+struct Chunk256 {
+    q: Weights,
+    blocks: [Super; CHUNK256],
+}
+
+impl Chunk256 {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn new() -> Self {
+        let block = Super {
+            scale: [[_mm256_setzero_si256(); 2]; 16],
+            min: [[_mm256_setzero_si256(); 2]; 8],
+            d: [_mm256_setzero_ps(); 2],
+            dmin: [_mm256_setzero_ps(); 2],
+        };
+        Self {
+            q: Weights::new(),
+            blocks: [block; CHUNK256],
+        }
+    }
+
+    /// Unpacks a super-block, `i` of the chunk.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    fn unpack<U: Unpack256>(&mut self, i: usize, block: &[u8]) {
+        let subs = if U::SUB32 { 1 } else { 2 };
+        let (mut scale, mut min): (Scales, Minima) = ([[0; ROWS]; 16], [[0; ROWS]; 16]);
+        U::subs(block, &mut scale, &mut min);
+        for (scale, out) in scale.iter().zip(&mut self.blocks[i].scale).take(8 * subs) {
+            *out = [twice(scale, 0), twice(scale, 1)];
+        }
+        for run in 0..8 {
+            ahead::<U, 8>(block, run);
+            let mut unpacked: Run = [0; 512];
+            if U::PLANES.is_none() {
+                U::codes(block, run, &mut unpacked);
+            }
+            for half in 0..2 {
+                let codes = if U::PLANES.is_some() {
+                    codes::<U>(block, run, half)
+                } else {
+                    array!([_mm256_setzero_si256(); 8], |g| word(&unpacked, g, half))
+                };
+                // Of the formats of 8 bits none has sub-blocks of 16.
+                let scale = self.blocks[i].scale[subs * run][half];
+                self.q.set::<U>(8 * i + run, half, codes, Some(scale));
+            }
+        }
+        let (at, factor) = U::D;
+        for half in 0..2 {
+            let d = halves(block, at, half);
+            self.blocks[i].d[half] = _mm256_mul_ps(d, _mm256_set1_ps(factor));
+            if let Some(at) = U::DMIN {
+                self.blocks[i].dmin[half] = halves(block, at, half);
+                for p in 0..pairs::<U>() {
+                    let pair = byte_pairs(&min[2 * p], &min[2 * p + 1], half);
+                    self.blocks[i].min[p][half] = _mm256_cvtepu8_epi16(pair);
+                }
             }
         }
     }
@@ -166,86 +620,86 @@ pub(super) fn tiles256<U: Unpack256>(
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
-    let mut chunk = [const { Super256::zero() }; CHUNK256];
+    const {
+        assert!(U::BITS < 8 || U::SUB32, "one scale for a run of `Wide`");
+    }
+    let mut chunk = Chunk256::new();
+    let mut room = Room::ZERO;
     for tile in tiles {
-        let mut blocks = TileBlocks::new(w, tile);
+        let mut blocks = Blocks::<U>::new(w, tile);
+        let out = Out::new(w, tile, out);
         for first in (0..w.blocks()).step_by(CHUNK256) {
             let n = CHUNK256.min(w.blocks() - first);
-            for (i, block) in chunk[..n].iter_mut().enumerate() {
-                block.unpack::<U>(&mut blocks, first + i);
+            for i in 0..n {
+                chunk.unpack::<U>(i, blocks.block(first + i));
             }
-            for t in 0..acts.tokens() {
-                let mut acc = [_mm256_setzero_ps(); 2];
-                for (i, block) in chunk[..n].iter().enumerate() {
-                    if t == 0 {
-                        blocks.ahead::<1>(first + i, 0);
+            by_tokens!(acts.tokens(), |t, N| {
+                out.fetch::<N>(t);
+                let tokens = Tokens::new::<U, N>(acts, t, first, n, &mut room);
+                let mut sums = [[[0; 8]; N]; CHUNK256];
+                if U::DMIN.is_some() {
+                    let d_base = array!([0; N], |j| acts.d_at(t + j, first));
+                    for (i, sums) in sums[..n].iter_mut().enumerate() {
+                        for (j, sums) in sums.iter_mut().enumerate() {
+                            *sums = sum_pairs::<U>(acts, d_base[j] + i * acts.height());
+                        }
                     }
-                    acc = super256::<U>(block, acts, t, first + i, acc);
                 }
-                put(w, tile, out, t, first == 0, acc);
-            }
+                let mut acc = [[_mm256_setzero_ps(); N]; 2];
+                for (half, acc) in acc.iter_mut().enumerate() {
+                    for (i, sums) in sums[..n].iter().enumerate() {
+                        *acc = tokens256::<U, N>(&chunk, half, i, &tokens, sums, *acc);
+                    }
+                }
+                out.put(t, first == 0, acc);
+            });
         }
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn super256<U: Unpack256>(
-    block: &Super256,
-    acts: &Acts,
-    t: usize,
-    b: usize,
-    mut acc: F32x16,
-) -> F32x16 {
-    let d_at = acts.d_at(t, b);
-    let sums: &[i16; 16] = acts.sum16[d_at * 16..][..16].try_into().expect("16 sums");
-    let mut total = [_mm256_setzero_si256(); 2];
-    let subs = if U::SUB32 { 1 } else { 2 };
-    for run in 0..8 {
-        let at = acts.q_at(t, b * 256 + run / 2 * 64) + run % 2 * 32;
-        let a: &[i8; 32] = acts.q[at..at + 32].try_into().expect("32 codes");
-        for sub in 0..subs {
-            let groups = 8 / subs;
-            let dots = dot(U::BITS, &block.q[run], a, sub * groups..(sub + 1) * groups);
-            let mut sum = i32::from(sums[2 * run + sub]);
+fn tokens256<U: Unpack256, const N: usize>(
+    chunk: &Chunk256,
+    half: usize,
+    i: usize,
+    tokens: &Tokens<'_>,
+    sums: &[[i32; 8]; N],
+    mut acc: [__m256; N],
+) -> [__m256; N] {
+    let block = &chunk.blocks[i];
+    let mut total = [_mm256_setzero_si256(); N];
+    for two_runs in 0..4 {
+        let a = tokens.unit::<U, N>(4 * i + two_runs);
+        for odd in 0..2 {
+            let run = 2 * two_runs + odd;
+            let w = chunk.q.of::<U>(8 * i + run, half);
+            let a = (a, odd * 32 * registers::<U>());
             if U::SUB32 {
-                sum += i32::from(sums[2 * run + 1]);
-            }
-            let off = _mm256_set1_epi32(-bias(U::BIAS, U::BITS) * sum);
-            let scale = load_i8(&block.scale[subs * run + sub]);
-            for half in 0..2 {
-                let scaled = _mm256_mullo_epi32(_mm256_add_epi32(dots[half], off), scale[half]);
-                total[half] = _mm256_add_epi32(total[half], scaled);
+                add_run::<U, N, 1>(&mut total, w, a, [block.scale[run][half]]);
+            } else {
+                let scale = [block.scale[2 * run][half], block.scale[2 * run + 1][half]];
+                add_run::<U, N, 2>(&mut total, w, a, scale);
             }
         }
     }
-    let (d, d_a) = (load_f32(&block.d), _mm256_set1_ps(acts.d[d_at]));
-    for half in 0..2 {
-        acc[half] = _mm256_fmadd_ps(
-            _mm256_cvtepi32_ps(total[half]),
-            _mm256_mul_ps(d[half], d_a),
-            acc[half],
-        );
+    for j in 0..N {
+        let scale = _mm256_mul_ps(block.d[half], _mm256_set1_ps(tokens.d::<N>(i)[j]));
+        acc[j] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total[j]), scale, acc[j]);
     }
-    if has_min(U::TY) {
-        let mut mins = [_mm256_setzero_si256(); 2];
-        for (i, pairs) in block.min_pairs.iter().enumerate() {
-            let pair = _mm256_set1_epi32(
-                i32::from(sums[2 * i]) & 0xffff | i32::from(sums[2 * i + 1]) << 16,
-            );
-            let pairs = load_i32(pairs);
-            for half in 0..2 {
-                mins[half] = _mm256_add_epi32(mins[half], _mm256_madd_epi16(pairs[half], pair));
-            }
+    if U::DMIN.is_none() {
+        return acc;
+    }
+    let mut mins = [_mm256_setzero_si256(); N];
+    for (p, pair) in block.min[..pairs::<U>()].iter().enumerate() {
+        for j in 0..N {
+            let products = _mm256_madd_epi16(pair[half], _mm256_set1_epi32(sums[j][p]));
+            mins[j] = _mm256_add_epi32(mins[j], products);
         }
-        let dmin = load_f32(&block.dmin);
-        for half in 0..2 {
-            acc[half] = _mm256_fnmadd_ps(
-                _mm256_cvtepi32_ps(mins[half]),
-                _mm256_mul_ps(dmin[half], d_a),
-                acc[half],
-            );
-        }
+    }
+    for j in 0..N {
+        let scale = _mm256_mul_ps(block.dmin[half], _mm256_set1_ps(tokens.d::<N>(i)[j]));
+        acc[j] = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(mins[j]), scale, acc[j]);
     }
     acc
 }

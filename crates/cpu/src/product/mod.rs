@@ -5,7 +5,8 @@
 //! | kernel | for | idea |
 //! |---|---|---|
 //! | `scalar` | any processor | the definition itself, row by row |
-//! | `avx2` | quantised | `vpmaddubsw` on 8 rows a register, 16-bit sums for as long as they cannot overflow |
+//! | `avx2` | quantised | `vpmaddubsw` on 8 rows a register, 16-bit sums for as long as they fit, 4 tokens a pass over unpacked weights |
+//! | `gemv256` | quantised, up to 4 tokens | the same, weights unpacked in registers |
 //! | `avx512` | quantised | `vpdpbusd` on 16 rows a register, up to 8 tokens a pass over unpacked weights |
 //! | `gemv512` | quantised, up to 4 tokens | the same, weights unpacked in registers |
 //! | `amx` | quantised, many tokens | 16 x 16 tiles; super-blocks as two planes, so that a tile runs over all 256 values |
@@ -20,6 +21,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod float;
+#[cfg(target_arch = "x86_64")]
+mod gemv256;
 #[cfg(target_arch = "x86_64")]
 mod gemv512;
 mod unpacked;
@@ -209,6 +212,16 @@ impl Job<'_> {
                 } else {
                     // SAFETY: see above.
                     with_format256!(w.ty(), U => unsafe { avx512::tiles256::<U>(w, acts, tiles, out) })
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(_) if acts.tokens() <= gemv256::TOKENS_MAX => {
+                if is32 {
+                    // SAFETY: see above.
+                    with_format32!(w.ty(), U => unsafe { gemv256::tiles32::<U>(w, acts, tiles, out) })
+                } else {
+                    // SAFETY: see above.
+                    with_format256!(w.ty(), U => unsafe { gemv256::tiles256::<U>(w, acts, tiles, out) })
                 }
             }
             #[cfg(target_arch = "x86_64")]

@@ -24,10 +24,21 @@ impl Rng {
 
 /// Random blocks, with scales kept finite unless `wild`.
 fn weights(ty: TensorType, n: usize, k: usize, rng: &mut Rng, wild: bool) -> Vec<u8> {
+    weights_of(ty, n, k, || rng.next() as u8, wild)
+}
+
+/// Blocks of any bytes, with scales kept finite unless `wild`.
+fn weights_of(
+    ty: TensorType,
+    n: usize,
+    k: usize,
+    mut byte: impl FnMut() -> u8,
+    wild: bool,
+) -> Vec<u8> {
     let layout = Layout::of(ty).unwrap();
     let (len, bytes) = (layout.block_len(), layout.block_bytes());
     let row_bytes = k / len * bytes;
-    let mut file: Vec<u8> = (0..n * row_bytes).map(|_| rng.next() as u8).collect();
+    let mut file: Vec<u8> = (0..n * row_bytes).map(|_| byte()).collect();
     if !wild {
         // Halves: clear the top exponent bit wherever one can stand, which every format survives.
         for block in file.chunks_exact_mut(bytes) {
@@ -60,13 +71,19 @@ fn weights(ty: TensorType, n: usize, k: usize, rng: &mut Rng, wild: bool) -> Vec
 
 fn check(ty: TensorType, n: usize, k: usize, tokens: usize, rng: &mut Rng, wild: bool) {
     let data = weights(ty, n, k, rng, wild);
-    let w = TileMatrix::new(ty, n, k, &data);
     let scale = if wild { 1e30 } else { 3.0 };
     let mut x: Vec<f32> = (0..tokens * k).map(|_| rng.unit() * scale).collect();
     if wild {
         x[k / 2] = f32::NAN;
         x[k - 1] = 1e-42;
     }
+    compare(&TileMatrix::new(ty, n, k, &data), &x, wild);
+}
+
+/// Every instruction set's results against the definition's.
+fn compare(w: &TileMatrix<'_>, x: &[f32], wild: bool) {
+    let (w, ty, n, k) = (*w, w.ty(), w.n(), w.k());
+    let tokens = x.len() / k;
     let want: Vec<f32> = (0..tokens)
         .flat_map(|t| {
             let x = &x[t * k..(t + 1) * k];
@@ -88,12 +105,12 @@ fn check(ty: TensorType, n: usize, k: usize, tokens: usize, rng: &mut Rng, wild:
         let pool = Pool::new(2, Pinning::Free).unwrap();
         let acts = act_block(ty).map(|block| {
             let mut acts = Acts::new(tokens, k).unwrap();
-            acts.quantise(&pool, isa, &x, tokens, block, Passes::One);
+            acts.quantise(&pool, isa, x, tokens, block, Passes::One);
             acts
         });
         let of = |block| acts.as_ref().filter(|a| a.block() == block);
         let operand = Operand {
-            x: &x,
+            x,
             tokens,
             k,
             acts32: of(32),
@@ -124,6 +141,8 @@ fn every_format_shape_and_isa_equals_the_definition() {
             (40, 19, 3),
             (33, 17, 16),
             (16, 33, 17),
+            (32, 4, 4),
+            (24, 18, 7),
             (48, 2, 35),
             (64, 5, 9),
         ] {
@@ -144,6 +163,27 @@ fn extreme_scales_and_faults_too() {
     for &ty in quant::formats::supported() {
         for tokens in [1, 18] {
             check(ty, 20, 768, tokens, &mut rng, true);
+        }
+    }
+}
+
+#[test]
+fn the_largest_codes_and_activations_do_not_overflow() {
+    let signs: [fn(usize) -> bool; 4] =
+        [|_| false, |_| true, |i| i % 4 < 2, |i| i.is_multiple_of(2)];
+    for &ty in quant::formats::supported() {
+        let Some(block) = act_block(ty) else {
+            continue;
+        };
+        let (n, k) = (16, 2 * block);
+        for fill in [0x00, 0xff, 0x80, 0x7f, 0xf0, 0x0f] {
+            let data = weights_of(ty, n, k, || fill, false);
+            for tokens in [4, 20] {
+                let x: Vec<f32> = (0..tokens * k)
+                    .map(|i| if signs[i / k % 4](i) { -1.0 } else { 1.0 })
+                    .collect();
+                compare(&TileMatrix::new(ty, n, k, &data), &x, false);
+            }
         }
     }
 }

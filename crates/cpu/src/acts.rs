@@ -54,6 +54,13 @@ impl Acts {
         })
     }
 
+    /// Bytes of all buffers.
+    pub fn bytes(&self) -> u64 {
+        let sums = size_of_val(&*self.sum32) + size_of_val(&*self.sum16);
+        let scales = size_of_val(&*self.d) + size_of_val(&*self.ds);
+        (size_of_val(&*self.q) + scales + sums) as u64
+    }
+
     /// Rows of codes held: tokens times passes.
     pub fn tokens(&self) -> usize {
         self.tokens

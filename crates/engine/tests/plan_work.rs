@@ -43,6 +43,11 @@ fn planned_and_taken() {
             (work.total..=work.total + BESIDE_BYTES).contains(&taken),
             "{n_ctx} cells, {ubatch} tokens: {work:?}, taken {taken}"
         );
+        assert_eq!(
+            work.total,
+            session.work_bytes(),
+            "{n_ctx} cells, {ubatch} tokens"
+        );
         let cache = Cache::new(
             n_ctx as u64,
             place::bytes::KvType::F16,

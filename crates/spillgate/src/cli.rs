@@ -6,6 +6,7 @@ use crate::commands::bench::BenchArgs;
 use crate::commands::chat::ChatArgs;
 use crate::commands::eval::EvalArgs;
 use crate::commands::info::InfoArgs;
+use crate::commands::plan::PlanArgs;
 use crate::commands::probe::ProbeArgs;
 use crate::commands::pull::PullArgs;
 use crate::commands::run::RunArgs;
@@ -54,6 +55,7 @@ pub enum Command {
     Bench(BenchArgs),
     Eval(EvalArgs),
     Info(InfoArgs),
+    Plan(PlanArgs),
     Probe(ProbeArgs),
     Tokenize(TokenizeArgs),
 }

@@ -11,6 +11,7 @@ mod failure;
 mod flags;
 mod interrupt;
 mod output;
+mod profiles;
 mod progress;
 mod prompt;
 mod settings;

@@ -1,9 +1,11 @@
 //! What goes to stdout, and how numbers look.
 
 use std::env;
+use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde::Serialize;
 
 /// Whether stderr may be coloured: a terminal, and `NO_COLOR` is not set.
@@ -56,6 +58,32 @@ pub fn println(line: &str) -> Result<()> {
 /// Writes a value to stdout as one line of JSON.
 pub fn print_json(value: &impl Serialize) -> Result<()> {
     println(&serde_json::to_string(value)?)
+}
+
+/// Writes a file that is there whole or not at all. What is no plain file, such as a pipe, is written to directly.
+pub fn write_file(path: &Path, text: &str) -> Result<()> {
+    let write = || -> io::Result<()> {
+        // A link stays one, and what it points to is replaced.
+        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        if fs::metadata(&target).is_ok_and(|m| !m.is_file()) {
+            return fs::write(&target, text);
+        }
+        let mut part = target.clone().into_os_string();
+        // Another process may write the same file at the same time.
+        part.push(format!(".{}.part", std::process::id()));
+        let part = PathBuf::from(part);
+        let whole = || {
+            let mut file = File::create(&part)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&part, &target)
+        };
+        whole().inspect_err(|_| {
+            // What failed is what counts; a file left behind harms nothing.
+            let _ = fs::remove_file(&part);
+        })
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// A number of bytes for people, in the binary units that memory is counted in.

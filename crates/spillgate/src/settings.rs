@@ -5,21 +5,29 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use cpu::Isa;
 use cpu::pool::Pinning;
-use engine::generate::memory;
 use engine::model::{Config, LoadOptions, Model};
+use engine::plan::session::{self, Asked, SessionPlan, Taken};
 use engine::sampler::SamplerParams;
-use engine::session::{KvType, N_CTX_DEFAULT, Session, SessionOptions};
+use engine::session::{KvType, Session, UBATCH_MAX};
 use engine::tokenizer::{EncodeOptions, Tokenizer};
 use gguf::{GgufFile, MapMode};
+use place::decide::TierPlan;
 
 use crate::failure::Advised;
 use crate::flags::{CacheType, ContextFlags, MachineFlags, OnOff, SamplingFlags};
-use crate::interrupt;
-
+use crate::output::human_bytes;
 use crate::progress::Bar;
+use crate::{interrupt, profiles};
 
-/// Contexts smaller than a block of cells are not tried: they would save nothing.
-const CTX_STEP: usize = engine::session::BLOCK_CELLS;
+/// A model's file, opened and understood, its weights not yet read.
+pub struct Opened {
+    name: String,
+    path: PathBuf,
+    file: GgufFile,
+    options: LoadOptions,
+    pub tokenizer: Tokenizer,
+    pub config: Config,
+}
 
 /// A model ready to be used, and what its file says beside the weights.
 pub struct Loaded {
@@ -27,10 +35,20 @@ pub struct Loaded {
     pub model: Model,
     pub tokenizer: Tokenizer,
     pub file: GgufFile,
+    plan: SessionPlan,
 }
 
-/// Fetches a model where it is missing, and loads it.
-pub fn load(name: &str, flags: &MachineFlags) -> Result<Loaded> {
+/// How much room a command needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// As much as the flags ask for, or the default; in fewer bits where it has no room otherwise.
+    Chosen,
+    /// So many cells, in the types that the flags say: what is measured is what was asked for.
+    Cells(usize),
+}
+
+/// Fetches a model where it is missing, and opens it.
+pub fn open(name: &str, flags: &MachineFlags) -> Result<Opened> {
     interrupt::catch()?;
     let path = crate::commands::model_path(name)?;
     // The tokenizer first: a file that cannot be used should be refused before its weights are read.
@@ -40,14 +58,126 @@ pub fn load(name: &str, flags: &MachineFlags) -> Result<Loaded> {
     for warning in tokenizer.warnings() {
         tracing::warn!("{warning}");
     }
-    check_vocabulary(&Model::read_config(&file)?, &tokenizer)?;
-    let model = load_model(&path, &file, &options)?;
-    Ok(Loaded {
+    let config = Model::read_config(&file)?;
+    check_vocabulary(&config, &tokenizer)?;
+    file.check_data()?;
+    Ok(Opened {
+        name: name.to_owned(),
         path,
-        model,
-        tokenizer,
         file,
+        options,
+        tokenizer,
+        config,
     })
+}
+
+impl Opened {
+    /// Plans what is needed, and loads the weights if it has room.
+    pub fn load(self, flags: &ContextFlags, need: Need) -> Result<Loaded> {
+        let plan = self.plan(flags, need)?;
+        let model = load_model(&self.path, &self.file, &self.options)?;
+        Ok(Loaded {
+            path: self.path,
+            model,
+            tokenizer: self.tokenizer,
+            file: self.file,
+            plan,
+        })
+    }
+
+    fn plan(&self, flags: &ContextFlags, need: Need) -> Result<SessionPlan> {
+        let asked = asked(flags, need)?;
+        let mut machine = engine::plan::machine::unmeasured();
+        profiles::apply_variables(&mut machine)?;
+        let planned = session::plan(&self.file, &asked, &machine)?;
+        let plan = &planned.plan;
+        if let Some(refusal) = plan.refusal() {
+            let hint = format!(
+                "'spillgate plan {} --ctx {}' shows what would go where",
+                self.name, plan.n_ctx
+            );
+            return Err(Advised::new(refusal, hint).into());
+        }
+        if let Some(usual) = planned.cut_from {
+            let n_ctx = plan.n_ctx;
+            tracing::warn!("a context of {n_ctx} tokens instead of {usual}: more does not fit");
+        }
+        if plan.beyond_training() {
+            let trained = plan.n_ctx_train;
+            tracing::warn!("the model was trained with {trained} tokens of context, not more");
+        }
+        if plan.tiers.first().map(TierPlan::tier) == Some(plan.tier()) {
+            tracing::info!("{}", plan.record());
+        } else {
+            tracing::warn!("{}", plan.record());
+        }
+        Ok(planned)
+    }
+}
+
+/// What the flags ask a session to be.
+fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
+    check_ubatch(flags.ubatch as u64)?;
+    let (type_k, type_v) = (
+        flags.cache_type_k.map(kv_type),
+        flags.cache_type_v.map(kv_type),
+    );
+    let ctx = flags.ctx.map(|n| n as u64);
+    Ok(match need {
+        Need::Chosen => Asked {
+            n_ctx: ctx,
+            type_k,
+            type_v,
+            ubatch: flags.ubatch as u64,
+        },
+        Need::Cells(needed) => {
+            let needed = needed as u64;
+            if let Some(n_ctx) = ctx.filter(|&n| n < needed) {
+                let what = format!("--ctx {n_ctx} is too small: {needed} tokens are needed");
+                return Err(Advised::new(what, "leave --ctx out to have it chosen").into());
+            }
+            Asked {
+                n_ctx: Some(ctx.unwrap_or(needed)),
+                type_k: type_k.or(Some(KvType::F16)),
+                type_v: type_v.or(Some(KvType::F16)),
+                ubatch: flags.ubatch as u64,
+            }
+        }
+    })
+}
+
+/// Refuses chunks that no session takes.
+pub fn check_ubatch(tokens: u64) -> Result<()> {
+    if (1..=UBATCH_MAX as u64).contains(&tokens) {
+        return Ok(());
+    }
+    let what = format!("--ubatch {tokens}: expected 1 to {UBATCH_MAX}");
+    Err(Advised::new(what, "leave it out for 512").into())
+}
+
+impl Loaded {
+    /// An empty session as it was planned. Says on stderr what was planned and what was taken.
+    pub fn session(&self) -> Result<(Session<'_>, Taken)> {
+        let session = Session::new(&self.model, &self.plan.options)?;
+        let taken = Taken::of(&self.plan.plan, &session);
+        eprintln!("{}", memory_line(&taken));
+        Ok((session, taken))
+    }
+}
+
+/// Planned against real, in one line.
+fn memory_line(taken: &Taken) -> String {
+    let Taken { planned, real } = taken;
+    let part = |what: &str, planned: u64, real: u64| {
+        let (planned, real) = (human_bytes(planned), human_bytes(real));
+        format!("{what} {real} (planned {planned})")
+    };
+    format!(
+        "memory: {}, {}, {}",
+        part("weights", planned.weight_bytes, real.weight_bytes),
+        part("KV", planned.kv_bytes, real.kv_bytes),
+        part("work", planned.work_bytes, real.work_bytes),
+    )
 }
 
 /// Every token of the tokenizer needs a row of the embedding. Rows beyond the last token are padding, and never chosen.
@@ -99,47 +229,6 @@ pub fn load_options(flags: &MachineFlags) -> Result<LoadOptions> {
             OnOff::Off => MapMode::Read,
         },
     })
-}
-
-/// An empty session as the flags ask for it. Without `--ctx`: `needed` tokens where that is known, else the smaller of
-/// the trained length, 8192 and what fits.
-pub fn session<'m>(
-    flags: &ContextFlags,
-    model: &'m Model,
-    needed: Option<usize>,
-) -> Result<Session<'m>> {
-    let mut options = SessionOptions {
-        n_ctx: flags
-            .ctx
-            .or(needed)
-            .unwrap_or_else(|| model.config().n_ctx_train.min(N_CTX_DEFAULT)),
-        type_k: kv_type(flags.cache_type_k),
-        type_v: kv_type(flags.cache_type_v),
-        ubatch: flags.ubatch,
-    };
-    if let (Some(n_ctx), Some(needed)) = (flags.ctx, needed)
-        && n_ctx < needed
-    {
-        let what = format!("--ctx {n_ctx} is too small: {needed} tokens are needed");
-        return Err(Advised::new(what, "leave --ctx out to have it chosen").into());
-    }
-    let mut session = Session::new(model, &options)?;
-    if flags.ctx.is_none() && needed.is_none() {
-        // Cells are taken as the context grows, so a session that would not fit has not cost anything yet.
-        while let Some(smaller) =
-            smaller_ctx(options.n_ctx, session.kv_bytes(), memory::available_bytes())
-        {
-            options.n_ctx = smaller;
-            session = Session::new(model, &options)?;
-        }
-    }
-    Ok(session)
-}
-
-/// The context to try next where a cache of `kv_bytes` does not fit into what is free; one block at least.
-fn smaller_ctx(n_ctx: usize, kv_bytes: u64, free_bytes: Option<u64>) -> Option<usize> {
-    let fits = free_bytes.is_none_or(|free| kv_bytes <= free);
-    (!fits && n_ctx > CTX_STEP).then(|| (n_ctx / 2).next_multiple_of(CTX_STEP))
 }
 
 fn kv_type(ty: CacheType) -> KvType {
@@ -205,6 +294,7 @@ fn logit_bias(text: &str) -> Result<(u32, f32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use engine::plan::session::Bytes;
 
     #[test]
     fn biases_are_a_token_and_a_number() {
@@ -215,17 +305,51 @@ mod tests {
         }
     }
 
+    fn flags(ctx: Option<usize>, ubatch: usize) -> ContextFlags {
+        ContextFlags {
+            ctx,
+            ubatch,
+            cache_type_k: None,
+            cache_type_v: None,
+        }
+    }
+
     #[test]
-    fn the_context_shrinks_until_it_fits() {
-        assert_eq!(smaller_ctx(8192, 100, None), None);
-        assert_eq!(smaller_ctx(8192, 100, Some(100)), None);
-        assert_eq!(smaller_ctx(8192, 101, Some(100)), Some(4096));
-        assert_eq!(smaller_ctx(1000, 1, Some(0)), Some(512));
-        assert_eq!(smaller_ctx(257, 1, Some(0)), Some(256));
+    fn measurements_are_of_the_types_asked_for() {
+        let chosen = asked(&flags(None, 512), Need::Chosen).unwrap();
         assert_eq!(
-            smaller_ctx(256, 1, Some(0)),
-            None,
-            "one block at least: what fails then says why"
+            (chosen.n_ctx, chosen.type_k, chosen.type_v),
+            (None, None, None)
+        );
+        let cells = asked(&flags(None, 512), Need::Cells(640)).unwrap();
+        let f16 = Some(KvType::F16);
+        assert_eq!(
+            (cells.n_ctx, cells.type_k, cells.type_v),
+            (Some(640), f16, f16)
+        );
+        let more = asked(&flags(Some(1000), 512), Need::Cells(640)).unwrap();
+        assert_eq!(more.n_ctx, Some(1000));
+        assert!(asked(&flags(Some(639), 512), Need::Cells(640)).is_err());
+        for ubatch in [0, UBATCH_MAX + 1] {
+            assert!(asked(&flags(None, ubatch), Need::Chosen).is_err());
+        }
+    }
+
+    #[test]
+    fn planned_and_real_are_in_one_line() {
+        let bytes = |n: u64| Bytes {
+            weight_bytes: n << 20,
+            kv_bytes: (n + 1) << 20,
+            work_bytes: (n + 2) << 20,
+        };
+        let taken = Taken {
+            planned: bytes(1),
+            real: bytes(4),
+        };
+        assert_eq!(
+            memory_line(&taken),
+            "memory: weights 4.0 MiB (planned 1.0 MiB), KV 5.0 MiB (planned 2.0 MiB), \
+             work 6.0 MiB (planned 3.0 MiB)"
         );
     }
 }

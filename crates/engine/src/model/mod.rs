@@ -80,6 +80,7 @@ pub struct Model {
     pub(crate) rope: Frequencies,
     pub(crate) rope_windowed: Frequencies,
     weight_bytes: u64,
+    memory_bytes: u64,
 }
 
 impl Model {
@@ -128,7 +129,7 @@ impl Model {
         };
         let loader = Loader::new(file, &pool, &mut tell)?;
         let tensors = Tensors::load(&loader, arch, &config)?;
-        let weights = loader.into_weights();
+        let (weights, memory_bytes) = loader.into_weights();
         let factors = tensors.rope_factors.as_deref();
         Ok(Self {
             rope: config.rope.frequencies(factors),
@@ -142,6 +143,7 @@ impl Model {
             output_norm: tensors.output_norm,
             output: tensors.output,
             weight_bytes: total,
+            memory_bytes,
         })
     }
 
@@ -153,6 +155,11 @@ impl Model {
     /// Bytes of all tensors.
     pub fn weight_bytes(&self) -> u64 {
         self.weight_bytes
+    }
+
+    /// Bytes that the weights take in memory.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
     }
 
     /// The instruction set that computes.

@@ -82,6 +82,8 @@ struct Target<'a> {
     progress: Progress<'a>,
     weights: RefCell<Weights>,
     used: Cell<usize>,
+    /// Bytes of vectors, which are memory of their own.
+    vector_bytes: Cell<u64>,
 }
 
 thread_local! {
@@ -118,14 +120,17 @@ impl<'a> Loader<'a> {
                 progress: Progress::new(total, tell),
                 weights: RefCell::new(Weights(Buffer::new(bytes).map_err(memory)?)),
                 used: Cell::new(0),
+                vector_bytes: Cell::new(0),
             }),
         })
     }
 
-    /// The memory, with what was loaded.
-    pub(super) fn into_weights(self) -> Weights {
+    /// The memory, with what was loaded, and the bytes of it and of all vectors.
+    pub(super) fn into_weights(self) -> (Weights, u64) {
         let target = self.target.expect("only asked of a loader that reads");
-        target.weights.into_inner()
+        let weights = target.weights.into_inner();
+        let bytes = weights.0.len() as u64 + target.vector_bytes.get();
+        (weights, bytes)
     }
 
     fn find(&self, name: &str) -> Result<&TensorInfo, Error> {
@@ -234,6 +239,8 @@ impl<'a> Loader<'a> {
             source,
         })?;
         target.progress.add(bytes.len() as u64);
+        let taken = target.vector_bytes.get() + size_of_val(&values[..]) as u64;
+        target.vector_bytes.set(taken);
         Ok(values)
     }
 

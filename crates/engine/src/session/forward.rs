@@ -124,6 +124,30 @@ impl Work {
         make().map_err(memory)
     }
 
+    /// Bytes of all of it.
+    pub(super) fn bytes(&self) -> u64 {
+        let [plain, windowed] = &self.angles;
+        let buffers = [
+            &self.x,
+            &self.normed,
+            &self.delta,
+            &self.q,
+            &self.k,
+            &self.v,
+            &self.attended,
+            &self.gate,
+            &self.up,
+            &plain.cos,
+            &plain.sin,
+            &windowed.cos,
+            &windowed.sin,
+            &self.last,
+            &self.logits,
+        ];
+        let floats: u64 = buffers.iter().map(|b| size_of_val(&***b) as u64).sum();
+        floats + self.acts32.bytes() + self.acts256.bytes() + self.partials.bytes()
+    }
+
     /// Runs `tokens`, whose first is at `position`, through all layers; their cells are in the cache afterwards, their
     /// outputs in `x`.
     pub(super) fn forward(

@@ -134,9 +134,24 @@ impl<'m> Session<'m> {
         self.options.ubatch
     }
 
+    /// Type of K.
+    pub fn type_k(&self) -> KvType {
+        self.options.type_k
+    }
+
+    /// Type of V.
+    pub fn type_v(&self) -> KvType {
+        self.options.type_v
+    }
+
     /// Bytes of the cache when the context is full.
     pub fn kv_bytes(&self) -> u64 {
         self.cache.bytes()
+    }
+
+    /// Bytes of the work space.
+    pub fn work_bytes(&self) -> u64 {
+        self.work.bytes()
     }
 
     /// Takes tokens, a ubatch at a time.

@@ -3,15 +3,17 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use engine::model::Model;
+use engine::plan::session::Taken;
 use engine::session::{Session, Wanted};
 use serde::Serialize;
 
 use crate::cli::Common;
 use crate::failure::{Advised, Interrupted};
-use crate::flags::{CacheType, ContextFlags, MachineFlags};
+use crate::flags::{ContextFlags, MachineFlags};
 use crate::output::{human_bytes, print, print_json, table};
+use crate::settings::Need;
 use crate::{interrupt, settings};
 
 /// Untimed decode steps before a case: caches are warm and threads awake then.
@@ -101,7 +103,7 @@ impl Case {
 
     /// Cells that the case needs.
     fn cells(self) -> usize {
-        self.depth + self.tokens().max(WARM_UP_STEPS)
+        self.depth.saturating_add(self.tokens().max(WARM_UP_STEPS))
     }
 }
 
@@ -115,6 +117,7 @@ struct Report {
     cache_type_k: String,
     cache_type_v: String,
     cases: Vec<Measured>,
+    memory: Taken,
 }
 
 #[derive(Serialize)]
@@ -138,10 +141,11 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         )
         .into());
     }
-    let loaded = settings::load(&args.model, &args.machine)?;
-    let model = &loaded.model;
     let needed = cases.iter().map(|case| case.cells()).max().unwrap_or(0);
-    let mut session = settings::session(&args.context, model, Some(needed))?;
+    let opened = settings::open(&args.model, &args.machine)?;
+    let loaded = opened.load(&args.context, Need::Cells(needed))?;
+    let model = &loaded.model;
+    let (mut session, memory) = loaded.session()?;
     let mut measured = Vec::with_capacity(cases.len());
     for case in cases {
         measured.push(measure(&mut session, model, case, args.repetitions)?);
@@ -152,23 +156,16 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         isa: model.isa().to_string(),
         threads: model.threads(),
         ubatch: session.ubatch(),
-        cache_type_k: name(args.context.cache_type_k),
-        cache_type_v: name(args.context.cache_type_v),
+        cache_type_k: session.type_k().to_string(),
+        cache_type_v: session.type_v().to_string(),
         cases: measured,
+        memory,
     };
     if common.json {
         print_json(&report)
     } else {
         print(&text(&report))
     }
-}
-
-/// A cache type as it is typed.
-fn name(ty: CacheType) -> String {
-    ty.to_possible_value()
-        .expect("no type is hidden")
-        .get_name()
-        .to_owned()
 }
 
 fn cases(args: &BenchArgs) -> Vec<Case> {

@@ -17,6 +17,7 @@ use crate::failure::Advised;
 use crate::flags::{ContextFlags, GenerationFlags, MachineFlags, SamplingFlags};
 use crate::output::{print, println};
 use crate::prompt::Chat;
+use crate::settings::Need;
 use crate::{interrupt, settings};
 
 const HELP: &str = "\
@@ -55,11 +56,11 @@ pub fn run(args: &ChatArgs, common: &Common) -> Result<()> {
         )
         .into());
     }
-    let loaded = settings::load(&args.model, &args.machine)?;
+    let loaded = settings::open(&args.model, &args.machine)?.load(&args.context, Need::Chosen)?;
     let params = settings::sampler_params(&args.sampling, &loaded.tokenizer)?;
     let system = args.generation.system.as_deref();
     let mut chat = Chat::new(loaded.file.metadata(), &loaded.tokenizer, system)?;
-    let session = settings::session(&args.context, &loaded.model, None)?;
+    let (session, _) = loaded.session()?;
     let n_ctx = session.n_ctx();
     let mut generator = Generator::new(session, &loaded.tokenizer);
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use clap::Args;
 use engine::model::Model;
-use engine::tokenizer::Tokenizer;
+use engine::tokenizer::{Tokenizer, TokenizerError};
 use gguf::{Array, GgufFile, Metadata, TensorInfo, Value};
 use serde::Serialize;
 use serde_json::json;
@@ -112,34 +112,7 @@ fn collect(file: &GgufFile, args: &InfoArgs) -> Info {
     let metadata = file.metadata();
     let string = |key: &str| metadata.str(key).ok().flatten().map(str::to_owned);
     let architecture = string("general.architecture");
-    let mut unsupported = Vec::new();
-    if let Err(error) = file.check_data() {
-        unsupported.push(error.to_string());
-    }
-    let config = Model::read_config(file);
-    if let Err(error) = &config {
-        unsupported.push(error.to_string());
-    }
-    let tensor_types = types(file.tensors());
-    for TypeInfo { ty, tensors, .. } in &tensor_types {
-        if !quant::formats::supported().iter().any(|t| t.name() == ty) {
-            unsupported.push(format!("{tensors} tensors of type {ty}"));
-        }
-    }
-    let tokenizer = match Tokenizer::from_gguf(metadata) {
-        Ok(tokenizer) => {
-            if let Ok(config) = &config
-                && let Err(error) = settings::check_vocabulary(config, &tokenizer)
-            {
-                unsupported.push(error.to_string());
-            }
-            Some(describe(&tokenizer, metadata))
-        }
-        Err(error) => {
-            unsupported.push(format!("tokenizer: {error}"));
-            None
-        }
-    };
+    let tokenizer = Tokenizer::from_gguf(metadata);
     Info {
         files: file
             .parts()
@@ -155,10 +128,10 @@ fn collect(file: &GgufFile, args: &InfoArgs) -> Info {
         weight_bytes: file.tensors().iter().map(TensorInfo::n_bytes).sum(),
         shape: shape(metadata, architecture.as_deref()),
         architecture,
-        tensor_types,
-        tokenizer,
+        tensor_types: types(file.tensors()),
+        unsupported: unsupported(file, &tokenizer),
+        tokenizer: tokenizer.ok().map(|t| describe(&t, metadata)),
         chat_template_bytes: string("tokenizer.chat_template").map(|t| t.len()),
-        unsupported,
         tensors: args
             .tensors
             .then(|| file.tensors().iter().map(tensor_json).collect()),
@@ -169,6 +142,34 @@ fn collect(file: &GgufFile, args: &InfoArgs) -> Info {
                 .collect()
         }),
     }
+}
+
+/// What of a file would not run, and why.
+pub fn unsupported(file: &GgufFile, tokenizer: &Result<Tokenizer, TokenizerError>) -> Vec<String> {
+    let mut unsupported = Vec::new();
+    if let Err(error) = file.check_data() {
+        unsupported.push(error.to_string());
+    }
+    let config = Model::read_config(file);
+    if let Err(error) = &config {
+        unsupported.push(error.to_string());
+    }
+    for TypeInfo { ty, tensors, .. } in types(file.tensors()) {
+        if !quant::formats::supported().iter().any(|t| t.name() == ty) {
+            unsupported.push(format!("{tensors} tensors of type {ty}"));
+        }
+    }
+    match tokenizer {
+        Ok(tokenizer) => {
+            if let Ok(config) = &config
+                && let Err(error) = settings::check_vocabulary(config, tokenizer)
+            {
+                unsupported.push(error.to_string());
+            }
+        }
+        Err(error) => unsupported.push(format!("tokenizer: {error}")),
+    }
+    unsupported
 }
 
 fn shape(metadata: &Metadata, architecture: Option<&str>) -> BTreeMap<&'static str, u64> {

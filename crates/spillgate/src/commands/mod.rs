@@ -4,6 +4,7 @@ pub mod bench;
 pub mod chat;
 pub mod eval;
 pub mod info;
+pub mod plan;
 pub mod probe;
 pub mod pull;
 pub mod run;
@@ -28,6 +29,7 @@ pub fn dispatch(cli: &Cli) -> Result<()> {
         Command::Bench(args) => bench::run(args, common),
         Command::Eval(args) => eval::run(args, common),
         Command::Info(args) => info::run(args, common),
+        Command::Plan(args) => plan::run(args, common),
         Command::Probe(args) => probe::run(args, common),
         Command::Tokenize(args) => tokenize::run(args, common),
     }

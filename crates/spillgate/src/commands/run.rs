@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Args;
 use engine::generate::{Finish, Generated, Generator, Request, memory};
+use engine::plan::session::Taken;
 use engine::sampler::Sampler;
 use engine::tokenizer::EncodeOptions;
 use serde::Serialize;
@@ -16,6 +17,7 @@ use crate::failure::{Advised, Interrupted};
 use crate::flags::{ContextFlags, GenerationFlags, MachineFlags, SamplingFlags};
 use crate::output::{human_bytes, print, print_json};
 use crate::prompt::Chat;
+use crate::settings::Need;
 use crate::{interrupt, settings};
 
 /// Answers one prompt
@@ -70,6 +72,7 @@ struct Answer<'a> {
     finish: Finish,
     #[serde(flatten)]
     figures: Figures,
+    memory: Taken,
 }
 
 impl Figures {
@@ -106,7 +109,7 @@ impl Figures {
 
 pub fn run(args: &RunArgs, common: &Common) -> Result<()> {
     let prompt = prompt(args)?;
-    let loaded = settings::load(&args.model, &args.machine)?;
+    let loaded = settings::open(&args.model, &args.machine)?.load(&args.context, Need::Chosen)?;
     let mut sampler = Sampler::new(
         settings::sampler_params(&args.sampling, &loaded.tokenizer)?,
         loaded.tokenizer.n_vocab(),
@@ -121,7 +124,7 @@ pub fn run(args: &RunArgs, common: &Common) -> Result<()> {
         chat.tokens()?
     };
 
-    let session = settings::session(&args.context, &loaded.model, None)?;
+    let (session, memory) = loaded.session()?;
     let mut generator = Generator::new(session, &loaded.tokenizer);
     let request = Request {
         prompt: &tokens,
@@ -152,6 +155,7 @@ pub fn run(args: &RunArgs, common: &Common) -> Result<()> {
             tokens: &generated.tokens,
             finish: generated.finish,
             figures,
+            memory,
         })?;
     } else {
         print("\n")?;

@@ -1,5 +1,7 @@
 //! The program as a user runs it.
 
+#![allow(dead_code, reason = "each test binary uses some of the helpers")]
+
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::Args;
 use engine::eval::{Divergence, EvalError, KlSummary, MARGIN_MIN, Position, Top1, read_positions};
+use engine::plan::session::Taken;
 use serde::Serialize;
 
-use super::logits::each_position;
+use super::logits::{each_position, need};
 use crate::cli::Common;
 use crate::failure::Advised;
 use crate::flags::{ContextFlags, MachineFlags};
@@ -42,14 +43,18 @@ pub struct KldArgs {
 struct Report {
     kl_nats: KlSummary,
     top1: Top1,
+    /// `None` where both sides were stored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<Taken>,
 }
 
 pub fn run(args: &KldArgs, common: &Common) -> Result<()> {
     let reference = read_positions(&args.reference)?;
-    let other = if Path::new(&args.model).extension() == Some(OsStr::new("jsonl")) {
-        read_positions(Path::new(&args.model))?
+    let (other, memory) = if Path::new(&args.model).extension() == Some(OsStr::new("jsonl")) {
+        (read_positions(Path::new(&args.model))?, None)
     } else {
-        compute(args, &reference)?
+        let (positions, memory) = compute(args, &reference)?;
+        (positions, Some(memory))
     };
     if reference.len() != other.len() {
         let why = format!("{} positions against {}", reference.len(), other.len());
@@ -73,6 +78,7 @@ pub fn run(args: &KldArgs, common: &Common) -> Result<()> {
     let report = Report {
         kl_nats,
         top1: divergence.top1(),
+        memory,
     };
     if common.json {
         print_json(&report)
@@ -82,29 +88,24 @@ pub fn run(args: &KldArgs, common: &Common) -> Result<()> {
 }
 
 /// The model's answers to the reference's tokens, as many candidates each as the reference lists.
-fn compute(args: &KldArgs, reference: &[Position]) -> Result<Vec<Position>> {
+fn compute(args: &KldArgs, reference: &[Position]) -> Result<(Vec<Position>, Taken)> {
     let texts = texts(reference)?;
-    let loaded = settings::load(&args.model, &args.machine)?;
-    let n_vocab = loaded.model.config().n_vocab;
+    let opened = settings::open(&args.model, &args.machine)?;
+    let n_vocab = opened.config.n_vocab;
     if let Some(&token) = texts.iter().flatten().find(|&&t| t as usize >= n_vocab) {
         let what = format!("the reference has token {token}, the model has {n_vocab}");
         return Err(
             Advised::new(what, "a reference is for models with the same vocabulary").into(),
         );
     }
+    let loaded = opened.load(&args.context, need(&texts))?;
     let mut positions = Vec::with_capacity(reference.len());
-    each_position(
-        &loaded,
-        &args.context,
-        &texts,
-        false,
-        &mut |text, pos, token, logits| {
-            let n_top = reference[positions.len()].top.len();
-            positions.push(Position::new(text, pos, token, logits, n_top)?);
-            Ok(())
-        },
-    )?;
-    Ok(positions)
+    let memory = each_position(&loaded, &texts, false, &mut |text, pos, token, logits| {
+        let n_top = reference[positions.len()].top.len();
+        positions.push(Position::new(text, pos, token, logits, n_top)?);
+        Ok(())
+    })?;
+    Ok((positions, memory))
 }
 
 /// The texts that a reference was made from. Its lines must be complete and in order.

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use engine::eval::{LogitsHash, Position, read_token_lines};
+use engine::plan::session::Taken;
 use engine::session::Wanted;
 
 use crate::cli::Common;
 use crate::failure::{Advised, Interrupted};
 use crate::flags::{ContextFlags, MachineFlags};
 use crate::output::{print_json, println};
-use crate::settings::Loaded;
+use crate::settings::{Loaded, Need};
 use crate::{interrupt, settings};
 
 /// Prints the logits after each token of given texts
@@ -51,12 +52,12 @@ pub fn run(args: &LogitsArgs, common: &Common) -> Result<()> {
     if args.top == 0 {
         return Err(Advised::new("--top 0 lists nothing", "give at least 1, or --hash").into());
     }
-    let loaded = settings::load(&args.model, &args.machine)?;
-    let texts = read_token_lines(&args.tokens, loaded.model.config().n_vocab)?;
+    let opened = settings::open(&args.model, &args.machine)?;
+    let texts = read_token_lines(&args.tokens, opened.config.n_vocab)?;
+    let loaded = opened.load(&args.context, need(&texts))?;
     let mut hash = LogitsHash::default();
-    each_position(
+    let memory = each_position(
         &loaded,
-        &args.context,
         &texts,
         args.by_token,
         &mut |text, pos, token, logits| {
@@ -68,7 +69,7 @@ pub fn run(args: &LogitsArgs, common: &Common) -> Result<()> {
         },
     )?;
     match (args.hash, common.json) {
-        (true, true) => print_json(&serde_json::json!({ "sha256": hash.hex() })),
+        (true, true) => print_json(&serde_json::json!({ "sha256": hash.hex(), "memory": memory })),
         (true, false) => println(&hash.hex()),
         // The lines are JSON either way.
         (false, _) => Ok(()),
@@ -78,16 +79,20 @@ pub fn run(args: &LogitsArgs, common: &Common) -> Result<()> {
 /// Takes text, position, token, and the logits after it.
 type OnLogits<'f> = dyn FnMut(usize, usize, u32, &[f32]) -> Result<()> + 'f;
 
+/// Room for the longest of some texts.
+pub fn need(texts: &[Vec<u32>]) -> Need {
+    let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
+    Need::Cells(longest.max(1))
+}
+
 /// Feeds texts to a model and hands on the logits after each token.
 pub fn each_position(
     loaded: &Loaded,
-    flags: &ContextFlags,
     texts: &[Vec<u32>],
     by_token: bool,
     on_logits: &mut OnLogits<'_>,
-) -> Result<()> {
-    let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
-    let mut session = settings::session(flags, &loaded.model, Some(longest.max(1)))?;
+) -> Result<Taken> {
+    let (mut session, memory) = loaded.session()?;
     for (index, tokens) in texts.iter().enumerate() {
         session.truncate(0);
         if by_token {
@@ -121,5 +126,5 @@ pub fn each_position(
             return Err(error);
         }
     }
-    Ok(())
+    Ok(memory)
 }

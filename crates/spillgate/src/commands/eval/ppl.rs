@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Args;
 use engine::eval::{Likelihood, windows};
+use engine::plan::session::Taken;
 use engine::tokenizer::{Affix, EncodeOptions};
 use serde::Serialize;
 
-use super::logits::each_position;
+use super::logits::{each_position, need};
 use crate::cli::Common;
 use crate::flags::{ContextFlags, MachineFlags};
 use crate::output::{print_json, println};
@@ -43,13 +44,14 @@ struct Ppl {
     mean_nll: f64,
     tokens: usize,
     windows: usize,
+    memory: Taken,
 }
 
 pub fn run(args: &PplArgs, common: &Common) -> Result<()> {
     let text = std::fs::read(&args.file)
         .with_context(|| format!("cannot read {}", args.file.display()))?;
-    let loaded = settings::load(&args.model, &args.machine)?;
-    let tokenizer = &loaded.tokenizer;
+    let opened = settings::open(&args.model, &args.machine)?;
+    let tokenizer = &opened.tokenizer;
     let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
     let ids = tokenizer.encode(
         text,
@@ -72,22 +74,17 @@ pub fn run(args: &PplArgs, common: &Common) -> Result<()> {
         })
         .collect();
 
+    let loaded = opened.load(&args.context, need(&texts))?;
     let mut score = Likelihood::default();
-    each_position(
-        &loaded,
-        &args.context,
-        &texts,
-        false,
-        &mut |window, pos, _, logits| {
-            let scored_from = windows[window].1 + shift;
-            if let Some(&next) = texts[window].get(pos + 1)
-                && pos + 1 >= scored_from
-            {
-                score.add(logits, next);
-            }
-            Ok(())
-        },
-    )?;
+    let memory = each_position(&loaded, &texts, false, &mut |window, pos, _, logits| {
+        let scored_from = windows[window].1 + shift;
+        if let Some(&next) = texts[window].get(pos + 1)
+            && pos + 1 >= scored_from
+        {
+            score.add(logits, next);
+        }
+        Ok(())
+    })?;
     let (perplexity, standard_error) = score.perplexity();
     let ppl = Ppl {
         perplexity,
@@ -95,6 +92,7 @@ pub fn run(args: &PplArgs, common: &Common) -> Result<()> {
         mean_nll: score.mean_nll(),
         tokens: score.tokens(),
         windows: windows.len(),
+        memory,
     };
     if common.json {
         return print_json(&ppl);

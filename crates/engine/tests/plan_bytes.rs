@@ -187,7 +187,8 @@ fn split_files_and_kinds_of_keys() {
     assert_eq!(cells, [(1, Some(16)), (2, None), (2, Some(16))]);
 
     // What is no such number is refused by its key, whatever it is instead.
-    let bad: [(&str, &dyn Fn(&mut Writer<'_>, &str)); 5] = [
+    type Set<'a> = &'a dyn Fn(&mut Writer<'_>, &str);
+    let bad: [(&str, Set<'_>); 5] = [
         ("gemma4.attention.head_count", &|w, k| {
             w.set(k, 4.0_f32).unwrap()
         }),

@@ -296,9 +296,9 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
         for (first, tile) in chunks.flat_map(|first| group.clone().map(move |tile| (first, tile))) {
             let (mut blocks, slot) = (TileBlocks::new(w, tile), tile - group.start);
             let n = CHUNK256.min(w.blocks() - first);
-            for i in 0..n {
-                chunk[i].unpack::<U>(&mut blocks, first + i);
-                planes[i].split::<U>(&chunk[i]);
+            for (i, (block, planes)) in chunk.iter_mut().zip(&mut planes).take(n).enumerate() {
+                block.unpack::<U>(&mut blocks, first + i);
+                planes.split::<U>(block);
             }
             for pair in 0..pairs {
                 // A last tile without a partner is multiplied twice; the second result is not used.
@@ -315,10 +315,10 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
                 }
                 for (half, tt) in (2 * pair..token_tiles.min(2 * pair + 2)).enumerate() {
                     let mut acc = [_mm512_setzero_ps(); TILE];
-                    for i in 0..n {
-                        let [high, low] = [&results.0[i][2 * half], &results.0[i][2 * half + 1]];
+                    for (i, (block, results)) in chunk.iter().zip(&results.0).take(n).enumerate() {
                         let d_at = acts.d_at(tt * TILE, first + i);
-                        acc = add_super::<U>(acc, high, low, &chunk[i], acts, d_at);
+                        let [high, low] = [&results[2 * half], &results[2 * half + 1]];
+                        acc = add_super::<U>(acc, high, low, block, acts, d_at);
                     }
                     sums.put(tt, slot, first, &acc);
                 }

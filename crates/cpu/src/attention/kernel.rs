@@ -77,6 +77,8 @@ pub(super) fn union(cells: &[Cells]) -> Cells {
 
 /// Values of a matrix, from any storage.
 pub(super) trait Values: Copy {
+    /// Whether they come from memory as they are used, so that what follows has to be fetched.
+    const STREAMS: bool;
     /// From value `n` on.
     fn skip(self, n: usize) -> Self;
     /// `len` values from `at` on.
@@ -87,6 +89,8 @@ pub(super) trait Values: Copy {
 #[derive(Clone, Copy)]
 pub(super) struct F32<'a>(pub(super) &'a [f32]);
 impl Values for F32<'_> {
+    // Converted a moment ago, which is when what follows was fetched.
+    const STREAMS: bool = false;
     #[inline(always)]
     fn skip(self, n: usize) -> Self {
         Self(&self.0[n..])
@@ -103,6 +107,7 @@ impl Values for F32<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct F16<'a>(pub(super) &'a [u8]);
 impl Values for F16<'_> {
+    const STREAMS: bool = true;
     #[inline(always)]
     fn skip(self, n: usize) -> Self {
         Self(&self.0[2 * n..])
@@ -117,18 +122,20 @@ impl Values for F16<'_> {
     }
 }
 
+/// Converts float values; a step of `ahead` for each 16.
 #[inline(always)]
-pub(super) fn convert_float<V: F32x16>(ty: KvType, from: &[u8], to: &mut [f32]) {
+pub(super) fn convert_float<V: F32x16>(ty: KvType, from: &[u8], to: &mut [f32], ahead: &mut Ahead) {
     let (from, to) = (from.as_chunks::<32>().0, to.as_chunks_mut::<16>().0);
-    if ty == KvType::F16 {
-        for (from, to) in from.iter().zip(to) {
+    let mut walk = *ahead;
+    for (from, to) in from.iter().zip(to) {
+        walk.step(false);
+        if ty == KvType::F16 {
             V::load_f16(from).store(to);
-        }
-    } else {
-        for (from, to) in from.iter().zip(to) {
+        } else {
             V::load_bf16(from).store(to);
         }
     }
+    *ahead = walk;
 }
 
 /// How far ahead of the bytes in work their stream is fetched. Hardware prefetchers alone keep too few lines in flight for

@@ -30,7 +30,8 @@ fn scores_with<V: F32x16>(
     let is_few = q_at.len() <= ROWS_FEW;
     let groups = row_groups(q_at.len()).count();
     let tiles = groups * (4 / vectors_a_row::<V>(q_at.len().div_ceil(groups)));
-    ahead.share(tiles * c);
+    let is_direct = ty == KvType::F16 && is_few;
+    ahead.share(if is_direct { tiles * c } else { PANEL / 16 * c });
     let pass = match is_few {
         true if tiles == 1 => c,
         true => C_A_PASS_FEW,
@@ -40,11 +41,11 @@ fn scores_with<V: F32x16>(
         let part = first..c.min(first + pass);
         let k = &k[2 * PANEL * part.start..2 * PANEL * part.end];
         let pass = (panel, part);
-        if ty == KvType::F16 && is_few {
+        if is_direct {
             pass_scores::<V, _>(F16(k), pass, q, q_at, cells, s, &mut ahead);
         } else {
             let k32 = &mut k32[..k.len() / 2];
-            convert_float::<V>(ty, k, k32);
+            convert_float::<V>(ty, k, k32, &mut ahead);
             pass_scores::<V, _>(F32(k32), pass, q, q_at, cells, s, &mut ahead);
         }
     }
@@ -115,7 +116,9 @@ fn tile<V: F32x16, L: Values, const N: usize, const W: usize>(
     }
     let mut walk = *ahead;
     for i in 0..c {
-        walk.step(W > 1);
+        if L::STREAMS {
+            walk.step(W > 1);
+        }
         let k = k.part(i * PANEL, 16 * W);
         let k = array!([V::splat(0.0); W], |w| k.load(16 * w));
         for r in 0..N {

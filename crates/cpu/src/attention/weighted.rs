@@ -56,9 +56,14 @@ fn weighted_with<V: F32x16>(
     let groups = row_groups(cells.len()).count();
     let width = 16 * vectors_a_row::<V>(cells.len().div_ceil(groups));
     let tiles = groups * c.div_ceil(width);
-    ahead.share(tiles * SEGMENT);
     let is_few = cells.len() <= ROWS_FEW;
     let is_float = ty == KvType::F16 || ty == KvType::Bf16;
+    let is_direct = ty == KvType::F16 && is_few;
+    ahead.share(match is_float {
+        true if is_direct => tiles * SEGMENT,
+        true => SEGMENT * c / 16,
+        false => SEGMENT * c / 32,
+    });
     let values_a_pass = AHEAD_BYTES / if is_float { 2 } else { 1 };
     // Few rows go through V in order, by as much as has been fetched ahead.
     let pass = if !is_few || tiles == 1 && ty == KvType::F16 {
@@ -68,7 +73,10 @@ fn weighted_with<V: F32x16>(
     };
     let seen = union(cells).within(segment);
     if !is_float {
-        convert_float::<V>(KvType::F16, scales, &mut d[..SEGMENT * c / 32]);
+        let scales = scales.as_chunks::<32>().0.iter();
+        for (scales, d) in scales.zip(d.as_chunks_mut::<16>().0) {
+            V::load_f16(scales).store(d);
+        }
     }
     for first in (0..SEGMENT).step_by(pass) {
         let pass = Pass {
@@ -80,7 +88,7 @@ fn weighted_with<V: F32x16>(
         if part.is_empty() {
             continue;
         }
-        if ty == KvType::F16 && is_few {
+        if is_direct {
             let v = F16(&codes[2 * c * first..]);
             pass_sums::<V, _>(v, c, 0..c, pass, w, cells, sums, o, &mut ahead);
             continue;
@@ -94,12 +102,13 @@ fn weighted_with<V: F32x16>(
                     part.start * c..part.end * c,
                     part.start - first..part.end - first,
                 );
-                convert::<V>(ty, codes, d, from, &mut v[to.start * c..to.end * c]);
+                let to = &mut v[to.start * c..to.end * c];
+                convert::<V>(ty, codes, d, from, to, &mut ahead);
             } else {
                 for n in part.start..part.end {
                     let to = &mut v[(n - first) * width..][..width];
                     let from = n * c + columns.start..n * c + columns.end;
-                    convert::<V>(ty, codes, d, from, to);
+                    convert::<V>(ty, codes, d, from, to, &mut ahead);
                 }
             }
             pass_sums::<V, _>(F32(v), width, columns, pass, w, cells, sums, o, &mut ahead);
@@ -109,18 +118,25 @@ fn weighted_with<V: F32x16>(
 
 /// Values of a segment of V, from codes and scales.
 #[inline(always)]
-fn convert<V: F32x16>(ty: KvType, codes: &[u8], d: &[f32], values: Range<usize>, to: &mut [f32]) {
+fn convert<V: F32x16>(
+    ty: KvType,
+    codes: &[u8],
+    d: &[f32],
+    values: Range<usize>,
+    to: &mut [f32],
+    ahead: &mut Ahead,
+) {
     match ty {
         KvType::F16 | KvType::Bf16 => {
-            convert_float::<V>(ty, &codes[2 * values.start..2 * values.end], to);
+            convert_float::<V>(ty, &codes[2 * values.start..2 * values.end], to, ahead);
         }
         KvType::Q8_0 => {
             let d = &d[values.start / 32..];
-            decode::<V, 32>(d, &codes[values], to);
+            decode::<V, 32>(d, &codes[values], to, ahead);
         }
         KvType::Q4_0 => {
             let d = &d[values.start / 32..];
-            decode::<V, 16>(d, &codes[values.start / 2..values.end / 2], to);
+            decode::<V, 16>(d, &codes[values.start / 2..values.end / 2], to, ahead);
         }
     }
 }
@@ -152,11 +168,18 @@ impl Pass {
     }
 }
 
-/// Quantised V to values: scale times integer, exact in `f32`. A block of 32 values has `BYTES` bytes.
+/// Quantised V to values: scale times integer, exact in `f32`. A block of 32 values has `BYTES` bytes and is a step of `ahead`.
 #[inline(always)]
-fn decode<V: F32x16, const BYTES: usize>(d: &[f32], codes: &[u8], out: &mut [f32]) {
+fn decode<V: F32x16, const BYTES: usize>(
+    d: &[f32],
+    codes: &[u8],
+    out: &mut [f32],
+    ahead: &mut Ahead,
+) {
+    let mut walk = *ahead;
     let codes = codes.as_chunks::<BYTES>().0;
     for ((codes, d), out) in codes.iter().zip(d).zip(out.as_chunks_mut::<32>().0) {
+        walk.step(false);
         let (low, high) = if BYTES == 32 {
             (V::load_i8(&codes[..16]), V::load_i8(&codes[BYTES - 16..]))
         } else {
@@ -166,6 +189,7 @@ fn decode<V: F32x16, const BYTES: usize>(d: &[f32], codes: &[u8], out: &mut [f32
         low.mul(d).store(&mut out[..16]);
         high.mul(d).store(&mut out[16..]);
     }
+    *ahead = walk;
 }
 
 /// How a pass begins and ends.
@@ -302,7 +326,9 @@ fn columns<V: F32x16, L: Values, const N: usize, const W: usize>(
     some!(all.start..low);
     let mut walk = *ahead;
     for n in low..high {
-        walk.step(W > 1);
+        if L::STREAMS {
+            walk.step(W > 1);
+        }
         let v = v.part(n * width, 16 * W);
         let v = array!([V::splat(0.0); W], |i| v.load(16 * i));
         for r in 0..N {

@@ -1,6 +1,6 @@
 //! Probes: what this machine can do, measured.
 //!
-//! A [`place::profile::Profile`] is what every placement decision is a function of. [`profile`] takes it from the user's
+//! A [`place::profile::Profile`] is what every placement decision is a function of. [`profile()`] takes it from the user's
 //! cache or measures it, which takes up to [`TIME_MAX`]; it is for decisions that need one, and for who asks. [`cached`]
 //! never measures.
 //!

@@ -1,6 +1,6 @@
 //! One token with things where a placement has them.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::{Costs, PIECE_BYTES, Place, TierCost};
 use crate::drop::{Additive, Overlapped, amount, bw_eff_gb_s, drop_of_slow_down, ms, part};
@@ -23,10 +23,19 @@ pub struct Placement {
     pub dense_host_bytes: u64,
     /// Slots for routed experts.
     pub expert_cache_bytes: u64,
-    /// Cells of the layers that see everything.
+    /// Cells of the layers that see everything; `u64::MAX`, written as null, for all of them.
+    #[serde(serialize_with = "null_for_all")]
     pub window_cells: u64,
     /// Slots that streamed pieces land in.
     pub staging_bytes: u64,
+}
+
+/// No number of a plan is a stand-in.
+fn null_for_all<S: Serializer>(cells: &u64, to: S) -> Result<S::Ok, S::Error> {
+    match *cells {
+        u64::MAX => to.serialize_none(),
+        cells => to.serialize_u64(cells),
+    }
 }
 
 /// What a token waits for most.

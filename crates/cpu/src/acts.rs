@@ -257,7 +257,7 @@ simd_kernel! { fn quantise_tile(x: &[f32], k: usize, block: usize, out: &mut Til
 
 /// [`quant::act::quantise_block`] in lanes.
 #[inline(always)]
-fn quantise_block<V: F32x16>(x: &[f32], q: &mut [i8]) -> f32 {
+pub(crate) fn quantise_block<V: F32x16>(x: &[f32], q: &mut [i8]) -> f32 {
     let mut amax = V::splat(0.0);
     // A NaN or an infinity times zero is NaN and stays in this sum.
     let mut fault = V::splat(0.0);

@@ -9,29 +9,36 @@ pub(crate) const EXP_MIN: f32 = -80.0;
 /// Above this the argument is clamped.
 pub(crate) const EXP_MAX: f32 = 88.0;
 
+/// `ln 2` in two parts: the first has few bits, so that small multiples of it are exact.
+pub(crate) const LN2_HIGH: f32 = 355.0 / 512.0;
+pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
+
+/// Coefficients of the Taylor polynomial of `e^r`, highest power first.
+pub(crate) const EXP_TAYLOR: [f32; 8] = [
+    1.0 / 5040.0,
+    1.0 / 720.0,
+    1.0 / 120.0,
+    1.0 / 24.0,
+    1.0 / 6.0,
+    0.5,
+    1.0,
+    1.0,
+];
+
 /// `e^x` within 2 units in the last place; 0 below [`EXP_MIN`], `e^88` above 88; NaN stays NaN.
 ///
 /// `x = n ln 2 + r` with `|r| <= ln 2 / 2`, `e^r` by its Taylor polynomial of degree 7 (remainder below 6e-9), `ln 2` in
 /// two parts (Cody and Waite).
 #[inline(always)]
 pub(crate) fn exp<V: F32x16>(x: V) -> V {
-    const LN2_HIGH: f32 = 355.0 / 512.0;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
     let clamped = V::splat(EXP_MAX).select_lt(x, V::splat(EXP_MAX), x);
     let clamped = clamped.select_lt(V::splat(EXP_MIN), V::splat(EXP_MIN), clamped);
     let n = clamped.mul(V::splat(std::f32::consts::LOG2_E)).round();
     let r = n.fma(V::splat(-LN2_HIGH), clamped);
     let r = n.fma(V::splat(-LN2_LOW), r);
-    let mut p = V::splat(1.0 / 5040.0);
-    for c in [
-        1.0 / 720.0,
-        1.0 / 120.0,
-        1.0 / 24.0,
-        1.0 / 6.0,
-        0.5,
-        1.0,
-        1.0,
-    ] {
+    let [highest, lower @ ..] = EXP_TAYLOR;
+    let mut p = V::splat(highest);
+    for c in lower {
         p = p.fma(r, V::splat(c));
     }
     // A NaN has passed every select and sits in p; its n is not an integer, but NaN times anything is NaN.

@@ -5,8 +5,9 @@ use super::kernel::{
 };
 use super::layout::{Cells, PANEL};
 use super::{CELLS, KvType};
+use crate::acts::quantise_block;
 use crate::simd::{F32x16, array, simd_kernel};
-use quant::act::{AMAX_MIN, BLOCK32};
+use quant::act::BLOCK32;
 use std::ops::Range;
 
 simd_kernel! {
@@ -197,26 +198,6 @@ fn quantise_with<V: F32x16>(ty: KvType, c: usize, q: &[f32], q_at: &[usize], out
             }
         }
     }
-}
-
-/// [`quant::act::quantise_block`] in lanes.
-#[inline(always)]
-fn quantise_block<V: F32x16>(x: &[f32], q: &mut [i8; BLOCK32]) -> f32 {
-    let (a, b) = (V::load(x), V::load(&x[16..]));
-    // A NaN or an infinity times zero is NaN.
-    let zero = V::splat(0.0);
-    let fault = b.fma(zero, a.mul(zero)).sum();
-    let amax = a.abs().max(b.abs()).max_lane();
-    if fault.is_nan() {
-        return f32::NAN;
-    }
-    if amax < AMAX_MIN {
-        return 0.0;
-    }
-    let inverse = V::splat(127.0 / amax);
-    a.mul(inverse).store_i8(&mut q[..16]);
-    b.mul(inverse).store_i8(&mut q[16..]);
-    amax / 127.0
 }
 
 simd_kernel! {

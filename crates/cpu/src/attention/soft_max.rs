@@ -3,7 +3,7 @@
 use super::kernel::union;
 use super::layout::Cells;
 use super::{CELLS, Params};
-use crate::math::{EXP_MIN, tanh};
+use crate::math::{EXP_MIN, EXP_TAYLOR, LN2_HIGH, LN2_LOW, tanh};
 use crate::simd::{F32x16, simd_kernel};
 use std::ops::Range;
 
@@ -125,24 +125,15 @@ fn hide<const N: usize>(vectors: &Range<usize>, cells: &[Cells; N], s: &mut [[f3
 pub(super) fn exp_weight<V: F32x16>(x: V) -> V {
     /// `1.5 * 2^23`, where floats are the integers, and 126: even, so that ties go to even integers.
     const SHIFT: f32 = 12_582_912.0 + 126.0;
-    const LN2_HIGH: f32 = 355.0 / 512.0;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
     let shifted = x
         .mul(V::splat(std::f32::consts::LOG2_E))
         .add(V::splat(SHIFT));
     let n = shifted.sub(V::splat(SHIFT));
     let r = n.fma(V::splat(-LN2_HIGH), x);
     let r = n.fma(V::splat(-LN2_LOW), r);
-    let mut p = V::splat(2.0 * (1.0 / 5040.0));
-    for c in [
-        1.0 / 720.0,
-        1.0 / 120.0,
-        1.0 / 24.0,
-        1.0 / 6.0,
-        0.5,
-        1.0,
-        1.0,
-    ] {
+    let [highest, lower @ ..] = EXP_TAYLOR;
+    let mut p = V::splat(2.0 * highest);
+    for c in lower {
         p = p.fma(r, V::splat(2.0 * c));
     }
     let y = p.mul(shifted.exp2_bits());

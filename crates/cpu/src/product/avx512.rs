@@ -131,7 +131,7 @@ fn tokens32<U: Unpack32, const N: usize>(
         for g in 0..8 {
             let w = load(&chunk.q[b], g);
             for j in 0..N {
-                dot[j] = _mm512_dpbusd_epi32(dot[j], w, _mm512_set1_epi32(group(a[j], g)));
+                dot[j] = _mm512_dpbusd_epi32(dot[j], w, group(a[j], g));
             }
         }
         let d = load_f32(&chunk.d[b]);
@@ -222,7 +222,7 @@ fn tokens256<U: Unpack256, const N: usize>(
                 for g in sub * groups..(sub + 1) * groups {
                     let w = load(&block.q[run], g);
                     for j in 0..N {
-                        dot[j] = _mm512_dpbusd_epi32(dot[j], w, _mm512_set1_epi32(group(a[j], g)));
+                        dot[j] = _mm512_dpbusd_epi32(dot[j], w, group(a[j], g));
                     }
                 }
                 let scale = load_i8(&block.scale[subs * run + sub]);
@@ -280,15 +280,12 @@ pub(super) fn dot_pair(mut acc: __m512i, pairs: __m512i, sums: &[i16; 2]) -> __m
     acc
 }
 
-/// Group `g` of 32 codes as one lane.
-#[inline(always)]
-fn group(a: &[i8; 32], g: usize) -> i32 {
-    i32::from_le_bytes([
-        a[4 * g] as u8,
-        a[4 * g + 1] as u8,
-        a[4 * g + 2] as u8,
-        a[4 * g + 3] as u8,
-    ])
+/// Group `g` of a run of activations in every lane.
+#[target_feature(enable = "avx512f")]
+#[inline]
+pub(super) fn group(a: &[i8; 32], g: usize) -> __m512i {
+    let group: [i8; 4] = a[4 * g..][..4].try_into().expect("4 codes");
+    _mm512_set1_epi32(i32::from_le_bytes(group.map(|a| a as u8)))
 }
 
 /// Group `g` of a run of weights.

@@ -3,7 +3,7 @@
 //! A token alone is bound by memory: 16 rows of a block of 32 are some 300 bytes, 20 to 30 instructions for the vector units
 //! against 70 cycles for the bytes at 4 bytes a cycle and thread.
 
-use super::avx512::{Out, load, load_i8};
+use super::avx512::{Out, dot_pair, group, load, load_f32, load_i8};
 use super::unpacked::TileBlocks;
 use crate::acts::Acts;
 use crate::mem::Shared;
@@ -200,8 +200,7 @@ fn block256<U: Unpack256, const N: usize>(
             let sums: &[i16; 2] = acts.sum16[d_at[t] * 16 + 2 * i..][..2]
                 .try_into()
                 .expect("2 sums");
-            let sums = i32::from(sums[0]) & 0xffff | i32::from(sums[1]) << 16;
-            mins[t] = _mm512_dpwssd_epi32(mins[t], pair, _mm512_set1_epi32(sums));
+            mins[t] = dot_pair(mins[t], pair, sums);
         }
     }
     let dmin = halves(block, at);
@@ -307,13 +306,6 @@ fn halves(block: &[u8], at: usize) -> __m512 {
     _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) })
 }
 
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn load_f32(x: &[f32; 16]) -> __m512 {
-    // SAFETY: 16 values are there.
-    unsafe { _mm512_loadu_ps(x.as_ptr()) }
-}
-
 /// Sixteen unsigned bytes as integers.
 #[target_feature(enable = "avx512f")]
 #[inline]
@@ -326,12 +318,4 @@ fn load_u8(x: &[u8; 16]) -> __m512i {
 #[inline(always)]
 fn run_of(acts: &Acts, at: usize) -> &[i8; 32] {
     acts.q[at..at + 32].try_into().expect("32 codes")
-}
-
-/// Group `g` of a run of activations in every lane.
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn group(a: &[i8; 32], g: usize) -> __m512i {
-    let group: [i8; 4] = a[4 * g..][..4].try_into().expect("4 codes");
-    _mm512_set1_epi32(i32::from_le_bytes(group.map(|a| a as u8)))
 }

@@ -95,10 +95,7 @@ impl fetch::Progress for Bar {
     }
 
     fn note(&mut self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("note: {text}")),
-            None => eprintln!("note: {text}"),
-        }
+        note(self.bar.as_ref(), text);
     }
 
     fn interrupted(&self) -> bool {
@@ -109,6 +106,14 @@ impl fetch::Progress for Bar {
 impl Drop for Bar {
     fn drop(&mut self) {
         self.clear();
+    }
+}
+
+/// Says something beside a bar.
+fn note(bar: Option<&ProgressBar>, text: &str) {
+    match bar {
+        Some(bar) => bar.suspend(|| eprintln!("note: {text}")),
+        None => eprintln!("note: {text}"),
     }
 }
 
@@ -153,10 +158,7 @@ impl probe::Progress for Steps {
     }
 
     fn note(&mut self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("note: {text}")),
-            None => eprintln!("note: {text}"),
-        }
+        note(self.bar.as_ref(), text);
     }
 
     fn interrupted(&self) -> bool {

@@ -418,6 +418,32 @@ fn asking_for_what_is_not_there_is_an_error() {
     ));
 }
 
+/// Found by the property below.
+#[test]
+fn an_unused_token_may_have_anothers_text() {
+    let mut metadata = Metadata::new();
+    metadata.set("tokenizer.ggml.model", "t5");
+    metadata.set(
+        "tokenizer.ggml.tokens",
+        ["", " ", " "].iter().collect::<StringArray>(),
+    );
+    metadata.set(
+        "tokenizer.ggml.token_type",
+        vec![1, 5, 1].into_boxed_slice(),
+    );
+    metadata.set(
+        "tokenizer.ggml.scores",
+        vec![-1.0_f32; 3].into_boxed_slice(),
+    );
+    metadata.set("tokenizer.ggml.unknown_token_id", 0_u32);
+    let tokenizer = Tokenizer::from_gguf(&metadata).expect("a vocabulary that can be used");
+    let ids = tokenizer
+        .encode(" m", EncodeOptions::default())
+        .expect("ids");
+    // The space, the unknown letter, and the end that this kind adds.
+    assert_eq!(ids, [2, 0, 1]);
+}
+
 proptest! {
     /// Whatever a file says, it is taken or refused, and what is taken encodes.
     #[test]

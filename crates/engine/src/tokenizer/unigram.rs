@@ -3,6 +3,7 @@
 use super::charsmap::Charsmap;
 use super::error::TokenizerError;
 use super::vocab::{NONE, TokenKind, Vocab};
+use std::cmp::Reverse;
 
 /// How far the score of an unknown character lies below the lowest score of a token.
 const UNKNOWN_PENALTY: f64 = 10.0;
@@ -66,7 +67,9 @@ impl Unigram {
             .filter(reachable)
             .filter(|&id| !vocab.bytes(id).is_empty())
             .collect();
-        sorted.sort_unstable_by_key(|&id| vocab.bytes(id));
+        // An unused token may have another's text, which no other two may. The later one counts, as for llama.cpp.
+        sorted.sort_unstable_by_key(|&id| (vocab.bytes(id), Reverse(id)));
+        sorted.dedup_by_key(|id| vocab.bytes(*id));
         let bytes = (0..=255).all(|byte| vocab.byte_id(byte) != NONE);
         let unknown_score = lowest - UNKNOWN_PENALTY;
         Unigram {

@@ -1,0 +1,2 @@
+// Written by `xtask ptx`.
+const ALL: &[Compiled] = compiled! {};

@@ -1,0 +1,54 @@
+//! Recorded work, given to a stream in one call.
+
+use crate::device::Device;
+use crate::driver::Handle;
+use crate::error::Error;
+use crate::stream::Stream;
+
+/// Work that [`Stream::capture`] recorded. What it uses (buffers, modules) must outlive its last launch.
+#[derive(Debug)]
+pub struct Graph {
+    device: Device,
+    executable: Handle,
+}
+
+// SAFETY: the driver's functions may be called with the handle from any thread; launching takes `&mut self`.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Makes a captured graph ready to be launched. Takes `graph` over.
+    pub(crate) fn new(device: &Device, graph: Handle) -> Result<Self, Error> {
+        let driver = device.bind()?;
+        let mut executable = std::ptr::null_mut();
+        // SAFETY: `graph` came from a capture; `executable` may be written.
+        let code = unsafe { (driver.graph_instantiate)(&mut executable, graph, 0) };
+        // SAFETY: an executable graph does not need the one it was made from.
+        unsafe { (driver.graph_destroy)(graph) };
+        device.check("cuGraphInstantiate", code)?;
+        Ok(Self {
+            device: device.clone(),
+            executable,
+        })
+    }
+
+    /// Gives the recorded work to a stream.
+    ///
+    /// # Safety
+    /// All buffers that the work uses still exist.
+    pub unsafe fn launch(&mut self, stream: &Stream) -> Result<(), Error> {
+        let driver = self.device.bind()?;
+        // SAFETY: both live; the caller vouches for the buffers.
+        self.device.check("cuGraphLaunch", unsafe {
+            (driver.graph_launch)(self.executable, stream.handle())
+        })
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if let Ok(driver) = self.device.bind() {
+            // SAFETY: made once, destroyed once; the driver waits with it until launches are done.
+            unsafe { (driver.graph_exec_destroy)(self.executable) };
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! Device compute on NVIDIA GPUs: the operations of the CPU, with the same bits.
+//!
+//! Building needs no CUDA: the driver's library is loaded when a [`Device`] is opened, and kernels are PTX that lies beside
+//! its source in `kernels/`. Without a driver, or with one that is too old, opening fails with one [`Error`].
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `driver` | the functions of the driver that are used, found at run time |
+//! | [`device`], [`stream`], [`memory`], [`kernel`], [`graph`] | safe handles to what the driver has |
+//! | [`ptx`] | the compiled kernels, by name and target |
+//!
+//! **Order.** Work is done in the order in which it was given to a [`Stream`]; different streams are ordered by [`Event`]s.
+//! A [`Buffer`] that is dropped is freed when all work given before is done, for the driver waits for it.
+
+pub mod device;
+mod driver;
+pub mod error;
+pub mod graph;
+pub mod kernel;
+pub mod memory;
+pub mod ptx;
+pub mod stream;
+
+pub use device::Device;
+pub use error::Error;
+pub use graph::Graph;
+pub use kernel::{Arg, Kernel, Launch, Module};
+pub use memory::{Buffer, Pinned, Plain};
+pub use stream::{Event, Stream};

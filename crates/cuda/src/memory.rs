@@ -1,0 +1,355 @@
+//! Memory of the device, and host memory that it can reach.
+
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut, Range};
+
+use crate::device::Device;
+use crate::driver::{DevicePtr, OUT_OF_MEMORY, flag};
+use crate::error::{Error, length};
+use crate::stream::Stream;
+
+/// Numbers that are the same bytes on host and device.
+///
+/// # Safety
+/// Every bit pattern is a value, there is no padding, and the layout is the device's.
+pub unsafe trait Plain: Copy + Send + Sync + 'static {}
+
+macro_rules! plain {
+    ($($ty:ty),*) => {$(
+        // SAFETY: a number.
+        unsafe impl Plain for $ty {}
+    )*};
+}
+plain!(
+    u8,
+    i8,
+    u16,
+    i16,
+    u32,
+    i32,
+    u64,
+    i64,
+    f32,
+    f64,
+    half::f16,
+    half::bf16
+);
+
+/// Numbers in a device's memory; freed when dropped.
+#[derive(Debug)]
+pub struct Buffer<T: Plain> {
+    device: Device,
+    at: DevicePtr,
+    len: usize,
+    of: PhantomData<T>,
+}
+
+impl<T: Plain> Buffer<T> {
+    /// Memory for `len` numbers, with whatever is in it.
+    pub fn new(device: &Device, len: usize) -> Result<Self, Error> {
+        let too_many = |_| Error::OutOfMemory {
+            ordinal: device.ordinal(),
+            wanted_bytes: u64::MAX,
+            free_bytes: 0,
+            total_bytes: device.properties().total_bytes,
+        };
+        let bytes = len
+            .checked_mul(size_of::<T>())
+            .ok_or(())
+            .map_err(too_many)?;
+        let driver = device.bind()?;
+        let mut at = 0;
+        if bytes > 0 {
+            // SAFETY: `at` may be written; it is freed in `drop`.
+            let code = unsafe { (driver.mem_alloc)(&mut at, bytes) };
+            if code == OUT_OF_MEMORY {
+                let memory = device.memory()?;
+                return Err(Error::OutOfMemory {
+                    ordinal: device.ordinal(),
+                    wanted_bytes: bytes as u64,
+                    free_bytes: memory.free_bytes,
+                    total_bytes: memory.total_bytes,
+                });
+            }
+            device.check("cuMemAlloc", code)?;
+        }
+        Ok(Self {
+            device: device.clone(),
+            at,
+            len,
+            of: PhantomData,
+        })
+    }
+
+    /// Memory for `len` numbers, filled with zero bytes by the stream.
+    pub fn zeroed(stream: &Stream, len: usize) -> Result<Self, Error> {
+        let mut buffer = Self::new(stream.device(), len)?;
+        buffer.fill_bytes(stream, 0)?;
+        Ok(buffer)
+    }
+
+    /// A copy of `values` in a device's memory.
+    pub fn from_slice(stream: &Stream, values: &[T]) -> Result<Self, Error> {
+        let mut buffer = Self::new(stream.device(), values.len())?;
+        buffer.upload(stream, values)?;
+        Ok(buffer)
+    }
+
+    /// Numbers.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The device's address, for a kernel.
+    pub fn address(&self) -> u64 {
+        self.at
+    }
+
+    /// Fills all bytes with `byte`.
+    pub fn fill_bytes(&mut self, stream: &Stream, byte: u8) -> Result<(), Error> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        let driver = self.device.bind()?;
+        // SAFETY: the memory is this buffer's, all of it.
+        self.device.check("cuMemsetD8Async", unsafe {
+            (driver.fill_bytes)(self.at, byte, self.bytes(), stream.handle())
+        })
+    }
+
+    /// Copies `values`, as many as the buffer has, after the stream's earlier work. Waits for it.
+    pub fn upload(&mut self, stream: &Stream, values: &[T]) -> Result<(), Error> {
+        length("upload", "values", values.len(), self.len)?;
+        self.upload_at(stream, 0, values)
+    }
+
+    /// Copies `values` to number `first` and on, after the stream's earlier work. Waits for it.
+    pub fn upload_at(&mut self, stream: &Stream, first: usize, values: &[T]) -> Result<(), Error> {
+        self.range("upload", first, values.len())?;
+        // SAFETY: `values` lives until the stream is synchronised.
+        let copied = unsafe { self.upload_later(stream, first, values) };
+        copied.and(stream.synchronise())
+    }
+
+    /// Copies `values` to number `first` and on, in the stream's order. Returns at once if they lie in [`Pinned`] memory.
+    ///
+    /// # Safety
+    /// `values` stay where and what they are until the stream has done it.
+    pub unsafe fn upload_later(
+        &mut self,
+        stream: &Stream,
+        first: usize,
+        values: &[T],
+    ) -> Result<(), Error> {
+        self.range("upload", first, values.len())?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        let driver = self.device.bind()?;
+        let to = self.at + (first * size_of::<T>()) as u64;
+        // SAFETY: the range is inside the buffer; the caller vouches for `values`.
+        self.device.check("cuMemcpyHtoDAsync", unsafe {
+            (driver.copy_up)(
+                to,
+                values.as_ptr().cast(),
+                size_of_val(values),
+                stream.handle(),
+            )
+        })
+    }
+
+    /// Copies all numbers to `values`, after the stream's earlier work. Waits for it.
+    pub fn download(&self, stream: &Stream, values: &mut [T]) -> Result<(), Error> {
+        length("download", "values", values.len(), self.len)?;
+        self.download_at(stream, 0, values)
+    }
+
+    /// Copies numbers from `first` on to `values`, after the stream's earlier work. Waits for it.
+    pub fn download_at(
+        &self,
+        stream: &Stream,
+        first: usize,
+        values: &mut [T],
+    ) -> Result<(), Error> {
+        // SAFETY: `values` is borrowed until the stream is synchronised.
+        let copied = unsafe { self.download_later(stream, first, values) };
+        copied.and(stream.synchronise())
+    }
+
+    /// Copies numbers from `first` on to `values`, in the stream's order. Returns at once if they lie in [`Pinned`] memory.
+    ///
+    /// # Safety
+    /// `values` are neither read nor written nor freed until the stream has done it.
+    pub unsafe fn download_later(
+        &self,
+        stream: &Stream,
+        first: usize,
+        values: &mut [T],
+    ) -> Result<(), Error> {
+        self.range("download", first, values.len())?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        let driver = self.device.bind()?;
+        let from = self.at + (first * size_of::<T>()) as u64;
+        // SAFETY: the range is inside the buffer; the caller vouches for `values`.
+        self.device.check("cuMemcpyDtoHAsync", unsafe {
+            (driver.copy_down)(
+                values.as_mut_ptr().cast(),
+                from,
+                size_of_val(values),
+                stream.handle(),
+            )
+        })
+    }
+
+    /// All numbers, after the stream's earlier work.
+    pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>, Error> {
+        let mut values = Vec::<T>::with_capacity(self.len);
+        // SAFETY: any bytes are values of `T`; all of them are overwritten by the copy, or the vector is dropped.
+        #[allow(
+            clippy::uninit_vec,
+            reason = "zeros would be written only to be overwritten by the driver"
+        )]
+        unsafe {
+            values.set_len(self.len);
+        }
+        self.download(stream, &mut values)?;
+        Ok(values)
+    }
+
+    /// Copies `range` of `from` to number `first` and on, in the stream's order.
+    pub fn copy_from(
+        &mut self,
+        stream: &Stream,
+        first: usize,
+        from: &Self,
+        range: Range<usize>,
+    ) -> Result<(), Error> {
+        from.range("copy", range.start, range.len())?;
+        self.range("copy", first, range.len())?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        let driver = self.device.bind()?;
+        let at = |base: u64, number: usize| base + (number * size_of::<T>()) as u64;
+        // SAFETY: both ranges are inside their buffers, which are different ones.
+        self.device.check("cuMemcpyDtoDAsync", unsafe {
+            (driver.copy_across)(
+                at(self.at, first),
+                at(from.at, range.start),
+                range.len() * size_of::<T>(),
+                stream.handle(),
+            )
+        })
+    }
+
+    fn range(&self, op: &'static str, first: usize, len: usize) -> Result<(), Error> {
+        match first.checked_add(len) {
+            Some(end) if end <= self.len => Ok(()),
+            _ => Err(Error::Length {
+                op,
+                what: "end of the range",
+                found: first.saturating_add(len),
+                wanted: self.len,
+            }),
+        }
+    }
+}
+
+impl<T: Plain> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        if self.at == 0 {
+            return;
+        }
+        if let Ok(driver) = self.device.bind() {
+            // SAFETY: allocated once, freed once; the driver waits for the device's work before.
+            unsafe { (driver.mem_free)(self.at) };
+        }
+    }
+}
+
+/// Host memory that cannot be paged out, so that the device copies from and to it by itself.
+#[derive(Debug)]
+pub struct Pinned<T: Plain> {
+    device: Device,
+    at: *mut T,
+    len: usize,
+}
+
+// SAFETY: it owns its memory.
+unsafe impl<T: Plain> Send for Pinned<T> {}
+// SAFETY: shared access only reads.
+unsafe impl<T: Plain> Sync for Pinned<T> {}
+
+impl<T: Plain> Pinned<T> {
+    /// Memory for `len` numbers, all bytes zero, cached by the CPU and usable with every device.
+    pub fn new(device: &Device, len: usize) -> Result<Self, Error> {
+        let none = |wanted_bytes| Error::OutOfPinned { wanted_bytes };
+        let bytes = len.checked_mul(size_of::<T>()).ok_or(none(u64::MAX))?;
+        if bytes == 0 {
+            return Ok(Self {
+                device: device.clone(),
+                at: std::ptr::NonNull::dangling().as_ptr(),
+                len,
+            });
+        }
+        let driver = device.bind()?;
+        let mut at = std::ptr::null_mut();
+        // SAFETY: `at` may be written; it is freed in `drop`.
+        let code = unsafe { (driver.host_alloc)(&mut at, bytes, flag::HOST_PORTABLE) };
+        if code == OUT_OF_MEMORY {
+            return Err(none(bytes as u64));
+        }
+        device.check("cuMemHostAlloc", code)?;
+        // SAFETY: the memory is new and `bytes` long.
+        unsafe { at.cast::<u8>().write_bytes(0, bytes) };
+        Ok(Self {
+            device: device.clone(),
+            at: at.cast(),
+            len,
+        })
+    }
+}
+
+impl<T: Plain> Deref for Pinned<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: `len` initialised numbers, page-aligned.
+        unsafe { std::slice::from_raw_parts(self.at, self.len) }
+    }
+}
+
+impl<T: Plain> DerefMut for Pinned<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and borrowed uniquely.
+        unsafe { std::slice::from_raw_parts_mut(self.at, self.len) }
+    }
+}
+
+impl<T: Plain> Drop for Pinned<T> {
+    fn drop(&mut self) {
+        if self.len * size_of::<T>() == 0 {
+            return;
+        }
+        if let Ok(driver) = self.device.bind() {
+            // SAFETY: allocated once, freed once; the driver waits for copies that use it.
+            unsafe { (driver.host_free)(self.at.cast()) };
+        }
+    }
+}

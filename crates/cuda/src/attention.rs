@@ -1,0 +1,255 @@
+//! Attention over lists of blocks of cells, with the CPU's bits for generated tokens.
+//!
+//! A token is attended in two steps: [`Attention::decode`] leaves a partial result for every block of a list (there may be
+//! several lists: resident, streamed), [`Attention::fold`] merges them in ascending order, groups that another device
+//! computed among them. Kernels read the lists and the token's position from device memory and launch as many thread blocks
+//! as the device holds, whatever the depth: so both steps can be captured in a graph.
+
+mod layout;
+
+pub use layout::{CELLS, GROUP, HEAD_MAX, KvBlock, KvShape, KvType, Part, Partials, Parts, Table};
+
+use crate::device::Device;
+use crate::error::{Error, length};
+use crate::kernel::{Arg, Kernel, Launch, Module};
+use crate::memory::Buffer;
+use crate::stream::Stream;
+
+/// Query heads that are attended together at most; the kernels exist for each number up to it.
+const HEADS_MAX: usize = 8;
+
+/// Threads of a decode thread block, bytes of its rings: as in `kernels/attention_decode.cuh`.
+const DECODE_THREADS: usize = 128;
+const RING_BYTES: usize = 4 * 3 * (2048 + 256);
+
+/// Shared memory that the driver keeps a thread block for itself.
+const SHARED_RESERVED: usize = 1024;
+
+/// What attention needs to know of a layer, beside its cache.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Params {
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Soft-cap of the scores.
+    pub soft_cap: Option<f32>,
+    /// A query sees this many cells, itself included; `None`: all before it.
+    pub window: Option<usize>,
+}
+
+impl Params {
+    fn cap(&self) -> f32 {
+        self.soft_cap.unwrap_or(0.0)
+    }
+
+    fn window(&self) -> i32 {
+        self.window
+            .map_or(0, |w| i32::try_from(w).unwrap_or(i32::MAX))
+    }
+}
+
+/// The kernels for one shape of cache and number of query heads.
+#[derive(Debug)]
+pub struct Attention {
+    shape: KvShape,
+    heads: usize,
+    attend: Kernel,
+    grid: usize,
+    shared_bytes: usize,
+    append: Kernel,
+    fold: Kernel,
+}
+
+impl Attention {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// If there are none for the head sizes, or the query heads are not a multiple of the KV heads.
+    pub fn new(device: &Device, shape: KvShape, heads: usize) -> Result<Self, Error> {
+        shape.check()?;
+        let gqa = heads / shape.heads;
+        length("attention", "query heads", heads, gqa.max(1) * shape.heads)?;
+        let together = gqa.div_ceil(gqa.div_ceil(HEADS_MAX));
+        let width = match shape.c_v {
+            ..=64 => 2,
+            ..=128 => 4,
+            _ => 8,
+        };
+        let module = Module::load(device, &format!("attention_g{together}"))?;
+        let attend = module.kernel(&format!("attend_w{width}"))?;
+        let shared_bytes = shared_bytes(together, &shape);
+        attend.allow_shared(shared_bytes)?;
+        let properties = device.properties();
+        // As `blocks_a_multiprocessor` in the kernels' source.
+        let by_registers = if together * width <= 40 { 4 } else { 3 };
+        let by_shared = properties.shared_bytes / (shared_bytes + SHARED_RESERVED);
+        let others = Module::load(device, "attention")?;
+        Ok(Self {
+            shape,
+            heads,
+            attend,
+            grid: properties.multiprocessors * by_registers.min(by_shared).max(1),
+            shared_bytes,
+            append: others.kernel("append")?,
+            fold: others.kernel("fold")?,
+        })
+    }
+
+    /// The shape of the cache.
+    pub fn shape(&self) -> &KvShape {
+        &self.shape
+    }
+
+    /// The decode kernel: for its registers and spills.
+    pub fn decode_kernel(&self) -> &Kernel {
+        &self.attend
+    }
+
+    /// Writes cells `position ..` of `tokens` tokens: `k` `[T, K, C]`, `v` `[T, K, C]`, to the blocks of `table` that hold
+    /// them; cells whose block is not in it are left out.
+    pub fn append(
+        &self,
+        stream: &Stream,
+        table: &Table,
+        position: &Buffer<u32>,
+        tokens: usize,
+        k: &Buffer<f32>,
+        v: &Buffer<f32>,
+    ) -> Result<(), Error> {
+        let shape = &self.shape;
+        at_least("append", "K", k.len(), tokens * shape.heads * shape.c_k)?;
+        at_least("append", "V", v.len(), tokens * shape.heads * shape.c_v)?;
+        at_least("append", "position", position.len(), 1)?;
+        if tokens == 0 {
+            return Ok(());
+        }
+        let runs = shape.c_k.max(shape.c_v).div_ceil(32);
+        // Tokens may begin in the middle of 32 cells.
+        let grid = [tokens.div_ceil(32) + 1, shape.heads, 2].map(|n| n as u32);
+        let args = [
+            Arg::from(k),
+            Arg::from(v),
+            Arg::from(&table.entries),
+            Arg::from(&table.count),
+            Arg::from(position),
+            int(tokens),
+            int(shape.heads),
+            int(shape.c_k),
+            int(shape.c_v),
+            int(shape.type_k as usize),
+            int(shape.type_v as usize),
+        ];
+        // SAFETY: as the kernel takes them; lengths are checked, the table's blocks are vouched for by who set it.
+        unsafe {
+            self.append
+                .launch(stream, Launch::grid(grid, [32, runs as u32, 1]), &args)
+        }
+    }
+
+    /// Leaves the partial results of the token at `position`, `q` `[H, C]`, over the blocks of `table`.
+    pub fn decode(
+        &self,
+        stream: &Stream,
+        table: &Table,
+        position: &Buffer<u32>,
+        params: &Params,
+        q: &Buffer<f32>,
+        partials: &mut Partials,
+    ) -> Result<(), Error> {
+        let shape = &self.shape;
+        at_least("decode", "queries", q.len(), self.heads * shape.c_k)?;
+        at_least("decode", "position", position.len(), 1)?;
+        at_least("decode", "partials", partials.count, table.end)?;
+        let wanted = partials.count * self.heads * (2 + shape.c_v);
+        at_least("decode", "partials", partials.buffer.len(), wanted)?;
+        let args = [
+            Arg::from(q),
+            Arg::from(&table.entries),
+            Arg::from(&table.count),
+            Arg::from(position),
+            Arg::from(&partials.buffer),
+            Arg::from(partials.count as u32),
+            int(shape.heads),
+            int(self.heads / shape.heads),
+            int(shape.c_k),
+            int(shape.c_v),
+            int(shape.type_k as usize),
+            int(shape.type_v as usize),
+            Arg::from(params.scale),
+            Arg::from(params.cap()),
+            Arg::from(params.window()),
+        ];
+        let launch = Launch::new(self.grid, DECODE_THREADS).shared(self.shared_bytes);
+        // SAFETY: as the kernel takes them; lengths are checked, the table's blocks are vouched for by who set it.
+        unsafe { self.attend.launch(stream, launch, &args) }
+    }
+
+    /// Merges the partials of `parts`: of blocks from `partials`, of groups from `groups`. Then sinks, one a query head, and
+    /// the division: `out` `[H, C]`.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn fold(
+        &self,
+        stream: &Stream,
+        parts: &Parts,
+        partials: &Partials,
+        groups: Option<&Partials>,
+        sinks: Option<&Buffer<f32>>,
+        out: &mut Buffer<f32>,
+    ) -> Result<(), Error> {
+        let (shape, heads) = (&self.shape, self.heads);
+        let one = heads * (2 + shape.c_v);
+        at_least("fold", "outputs", out.len(), heads * shape.c_v)?;
+        let of_groups = groups.map_or(0, |g| g.buffer.len());
+        at_least(
+            "fold",
+            "partials",
+            partials.buffer.len(),
+            parts.end[0] * one,
+        )?;
+        at_least("fold", "groups", of_groups, parts.end[1] * one)?;
+        if let Some(sinks) = sinks {
+            at_least("fold", "sinks", sinks.len(), heads)?;
+        }
+        let args = [
+            Arg::from(&partials.buffer),
+            groups.map_or(Arg::from(0u64), |g| Arg::from(&g.buffer)),
+            Arg::from(&parts.entries),
+            Arg::from(&parts.count),
+            sinks.map_or(Arg::from(0u64), Arg::from),
+            Arg::from(out),
+            int(heads),
+            int(shape.c_v),
+        ];
+        let grid = [heads, shape.c_v.div_ceil(32), 1].map(|n| n as u32);
+        // SAFETY: as the kernel takes them; lengths are checked.
+        unsafe {
+            self.fold
+                .launch(stream, Launch::grid(grid, [512, 1, 1]), &args)
+        }
+    }
+}
+
+/// Bytes of dynamic shared memory of the decode kernel: `shared_bytes` in its source.
+fn shared_bytes(together: usize, shape: &KvShape) -> usize {
+    let padded = match together {
+        1 | 2 => together,
+        3 | 4 => 4,
+        _ => 8,
+    };
+    RING_BYTES + 4 * (padded * (shape.c_k + CELLS) + 4 * together * shape.c_v + 5 * 8)
+}
+
+fn int(n: usize) -> Arg {
+    Arg::from(n as i32)
+}
+
+fn at_least(
+    op: &'static str,
+    what: &'static str,
+    found: usize,
+    wanted: usize,
+) -> Result<(), Error> {
+    if found >= wanted {
+        return Ok(());
+    }
+    length(op, what, found, wanted)
+}

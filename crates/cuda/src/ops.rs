@@ -1,0 +1,341 @@
+//! Element-wise operations and small reductions, with the CPU's bits: norms, rope, gated activations, additions.
+
+use crate::device::Device;
+use crate::error::{Error, length};
+use crate::kernel::{Arg, Kernel, Launch, Module};
+use crate::memory::Buffer;
+use crate::stream::Stream;
+
+/// Threads of a thread block: as in `kernels/ops.cu`.
+const THREADS: usize = 256;
+
+/// The longest row of a norm: it lies in shared memory (48 KiB without asking, less a factor).
+pub const WIDTH_MAX: usize = 12 * 1024 - 16;
+
+/// The function that a gated feed-forward applies to its gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// The tanh form of GELU.
+    Gelu,
+}
+
+/// Which values of a head rope turns together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopePairs {
+    /// Neighbours `2i`, `2i + 1`.
+    Neighbours,
+    /// Halves `i`, `i + n/2`.
+    Halves,
+}
+
+/// What is added to the residual stream, `[T, D]` each but for the vectors.
+#[derive(Debug, Clone, Copy)]
+pub struct Delta<'a> {
+    /// The product.
+    pub first: &'a Buffer<f32>,
+    /// Its second pass.
+    pub second: Option<&'a Buffer<f32>>,
+    /// Its bias, `[D]`.
+    pub bias: Option<&'a Buffer<f32>>,
+    /// Weights of the norm that it passes before it is added, `[D]`.
+    pub norm: Option<&'a Buffer<f32>>,
+}
+
+/// Cosines and sines, `[positions, pairs]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Angles<'a> {
+    /// Cosines.
+    pub cos: &'a Buffer<f32>,
+    /// Sines.
+    pub sin: &'a Buffer<f32>,
+    /// Pairs of values that are turned.
+    pub pairs: usize,
+    /// Which.
+    pub which: RopePairs,
+    /// The first token's row, in device memory; `None`: row 0.
+    pub position: Option<&'a Buffer<u32>>,
+}
+
+/// What is done to heads, in this order.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Heads<'a> {
+    /// Added, `[H, C]`.
+    pub bias: Option<&'a Buffer<f32>>,
+    /// Weights of a norm of every head, `[C]`.
+    pub norm: Option<&'a Buffer<f32>>,
+    /// Rope.
+    pub angles: Option<Angles<'a>>,
+    /// What is done last.
+    pub rotation: Rotation,
+}
+
+/// What spreads a head's large values over all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Rotation {
+    /// Nothing.
+    #[default]
+    None,
+    /// The product with the normalised Hadamard matrix, of heads whose size is a power of two.
+    Hadamard,
+}
+
+/// The kernels.
+#[derive(Debug)]
+pub struct Ops {
+    residual_norm: Kernel,
+    heads: Kernel,
+    gated: Kernel,
+    add: Kernel,
+    soft_cap: Kernel,
+    scale: Kernel,
+}
+
+impl Ops {
+    /// Loads the kernels.
+    pub fn new(device: &Device) -> Result<Self, Error> {
+        let module = Module::load(device, "ops")?;
+        Ok(Self {
+            residual_norm: module.kernel("residual_norm")?,
+            heads: module.kernel("heads")?,
+            gated: module.kernel("gated")?,
+            add: module.kernel("add")?,
+            soft_cap: module.kernel("soft_cap")?,
+            scale: module.kernel("scale")?,
+        })
+    }
+
+    /// `x += delta`, then `out = norm(x) * w`, row by row of `x` `[T, D]`; without `w` the norm is not scaled.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn residual_norm(
+        &self,
+        stream: &Stream,
+        tokens: usize,
+        width: usize,
+        eps: f32,
+        x: &mut Buffer<f32>,
+        delta: Option<Delta<'_>>,
+        w: Option<&Buffer<f32>>,
+        out: Option<&mut Buffer<f32>>,
+    ) -> Result<(), Error> {
+        let (op, n) = ("residual_norm", tokens * width);
+        at_least(op, "x", x.len(), n)?;
+        if width > WIDTH_MAX {
+            length(op, "width", width, WIDTH_MAX)?;
+        }
+        let delta_args = match &delta {
+            None => [Arg::from(0u64); 4],
+            Some(delta) => [
+                some(op, "delta", Some(delta.first), n)?,
+                some(op, "second pass", delta.second, n)?,
+                some(op, "bias", delta.bias, width)?,
+                some(op, "weights of the delta", delta.norm, width)?,
+            ],
+        };
+        let w = some(op, "weights", w, width)?;
+        let out = some(op, "outputs", out.as_deref(), n)?;
+        let [first, second, bias, norm] = delta_args;
+        let args = [
+            Arg::from(x),
+            first,
+            second,
+            bias,
+            norm,
+            w,
+            out,
+            Arg::from(width as i32),
+            Arg::from(eps),
+        ];
+        if tokens == 0 {
+            return Ok(());
+        }
+        let launch = Launch::new(tokens, THREADS).shared(4 * width);
+        // SAFETY: as the kernel takes them; lengths are checked.
+        unsafe { self.residual_norm.launch(stream, launch, &args) }
+    }
+
+    /// Bias, norm, rope and rotation of `x` `[T, H, C]`, in place.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn heads(
+        &self,
+        stream: &Stream,
+        tokens: usize,
+        count: usize,
+        c: usize,
+        eps: f32,
+        x: &mut Buffer<f32>,
+        what: &Heads<'_>,
+    ) -> Result<(), Error> {
+        let op = "heads";
+        at_least(op, "x", x.len(), tokens * count * c)?;
+        if c > 1024 {
+            length(op, "head size", c, 1024)?;
+        }
+        let hadamard = what.rotation == Rotation::Hadamard;
+        if hadamard && !c.is_power_of_two() {
+            length(op, "head size to be rotated", c, c.next_power_of_two())?;
+        }
+        let pairs = what.angles.map_or(0, |a| a.pairs);
+        at_least(op, "head size", c, 2 * pairs)?;
+        let (mut cos, mut sin, mut position) = (Arg::from(0u64), Arg::from(0u64), Arg::from(0u64));
+        let mut halves = 0;
+        if let Some(angles) = &what.angles {
+            // With a position in device memory its row is the caller's affair: the host does not know it.
+            let rows = if angles.position.is_some() { 1 } else { tokens };
+            cos = some(op, "cosines", Some(angles.cos), rows * pairs)?;
+            sin = some(op, "sines", Some(angles.sin), rows * pairs)?;
+            if let Some(p) = angles.position {
+                at_least(op, "position", p.len(), 1)?;
+                position = Arg::from(p);
+            }
+            halves = i32::from(angles.which == RopePairs::Halves);
+        }
+        let args = [
+            Arg::from(x),
+            some(op, "bias", what.bias, count * c)?,
+            some(op, "weights", what.norm, c)?,
+            cos,
+            sin,
+            position,
+            Arg::from(tokens as i32),
+            Arg::from(count as i32),
+            Arg::from(c as i32),
+            Arg::from(pairs as i32),
+            Arg::from(halves),
+            Arg::from(eps),
+            Arg::from(i32::from(hadamard)),
+        ];
+        if tokens * count == 0 {
+            return Ok(());
+        }
+        let warps = THREADS / 32;
+        let launch = Launch::new((tokens * count).div_ceil(warps), THREADS).shared(4 * warps * c);
+        // SAFETY: as the kernel takes them; lengths are checked.
+        unsafe { self.heads.launch(stream, launch, &args) }
+    }
+
+    /// `gate = f(gate) * up`, `n` values.
+    pub fn gated(
+        &self,
+        stream: &Stream,
+        f: Gate,
+        n: usize,
+        gate: &mut Buffer<f32>,
+        up: &Buffer<f32>,
+    ) -> Result<(), Error> {
+        at_least("gated", "gates", gate.len(), n)?;
+        at_least("gated", "ups", up.len(), n)?;
+        let f = i32::from(f == Gate::Gelu);
+        let args = [
+            Arg::from(gate),
+            Arg::from(up),
+            Arg::from(f),
+            Arg::from(n as u64),
+        ];
+        self.each(stream, &self.gated, n, &args)
+    }
+
+    /// `x += y`, both `[T, D]`.
+    pub fn add(
+        &self,
+        stream: &Stream,
+        n: usize,
+        x: &mut Buffer<f32>,
+        y: &Buffer<f32>,
+    ) -> Result<(), Error> {
+        at_least("add", "x", x.len(), n)?;
+        at_least("add", "y", y.len(), n)?;
+        let args = [
+            Arg::from(x),
+            Arg::from(y),
+            Arg::from(1i32),
+            Arg::from(1i32),
+            Arg::from(n as u64),
+        ];
+        self.each(stream, &self.add, n, &args)
+    }
+
+    /// Adds `bias` `[D]` to each of `tokens` rows of `x`.
+    pub fn add_bias(
+        &self,
+        stream: &Stream,
+        tokens: usize,
+        width: usize,
+        x: &mut Buffer<f32>,
+        bias: &Buffer<f32>,
+    ) -> Result<(), Error> {
+        let n = tokens * width;
+        at_least("add_bias", "x", x.len(), n)?;
+        at_least("add_bias", "bias", bias.len(), width)?;
+        let args = [
+            Arg::from(x),
+            Arg::from(bias),
+            Arg::from(width as i32),
+            Arg::from(0i32),
+            Arg::from(n as u64),
+        ];
+        self.each(stream, &self.add, n, &args)
+    }
+
+    /// `x = cap * tanh(x / cap)`, `n` values.
+    pub fn soft_cap(
+        &self,
+        stream: &Stream,
+        n: usize,
+        x: &mut Buffer<f32>,
+        cap: f32,
+    ) -> Result<(), Error> {
+        at_least("soft_cap", "x", x.len(), n)?;
+        let args = [Arg::from(x), Arg::from(cap), Arg::from(n as u64)];
+        self.each(stream, &self.soft_cap, n, &args)
+    }
+
+    /// `x *= factor`, `n` values.
+    pub fn scale(
+        &self,
+        stream: &Stream,
+        n: usize,
+        x: &mut Buffer<f32>,
+        factor: f32,
+    ) -> Result<(), Error> {
+        at_least("scale", "x", x.len(), n)?;
+        let args = [Arg::from(x), Arg::from(factor), Arg::from(n as u64)];
+        self.each(stream, &self.scale, n, &args)
+    }
+
+    /// A thread a value.
+    fn each(&self, stream: &Stream, kernel: &Kernel, n: usize, args: &[Arg]) -> Result<(), Error> {
+        if n == 0 {
+            return Ok(());
+        }
+        // SAFETY: the callers give what the kernel takes and have checked lengths.
+        unsafe { kernel.launch(stream, Launch::new(n.div_ceil(THREADS), THREADS), args) }
+    }
+}
+
+/// An operand that may be absent: null.
+fn some(
+    op: &'static str,
+    what: &'static str,
+    buffer: Option<&Buffer<f32>>,
+    wanted: usize,
+) -> Result<Arg, Error> {
+    let Some(buffer) = buffer else {
+        return Ok(Arg::from(0u64));
+    };
+    at_least(op, what, buffer.len(), wanted)?;
+    Ok(Arg::from(buffer))
+}
+
+fn at_least(
+    op: &'static str,
+    what: &'static str,
+    found: usize,
+    wanted: usize,
+) -> Result<(), Error> {
+    if found >= wanted {
+        return Ok(());
+    }
+    length(op, what, found, wanted)
+}

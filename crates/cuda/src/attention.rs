@@ -6,8 +6,12 @@
 //! as the device holds, whatever the depth: so both steps can be captured in a graph.
 
 mod layout;
+mod prefill;
 
 pub use layout::{CELLS, GROUP, HEAD_MAX, KvBlock, KvShape, KvType, Part, Partials, Parts, Table};
+pub use prefill::{Spans, Step};
+
+use prefill::Prefill;
 
 use crate::device::Device;
 use crate::error::{Error, length};
@@ -57,6 +61,7 @@ pub struct Attention {
     shared_bytes: usize,
     append: Kernel,
     fold: Kernel,
+    prefill: Prefill,
 }
 
 impl Attention {
@@ -91,6 +96,7 @@ impl Attention {
             shared_bytes,
             append: others.kernel("append")?,
             fold: others.kernel("fold")?,
+            prefill: Prefill::new(device, &shape)?,
         })
     }
 
@@ -225,6 +231,45 @@ impl Attention {
             self.fold
                 .launch(stream, Launch::grid(grid, [512, 1, 1]), &args)
         }
+    }
+}
+
+/// Prompts.
+impl Attention {
+    /// Attends `q` `[T, H, C]`, whose first token is at `position`, over the blocks of `table`, the chunk's own among them:
+    /// `out` `[T, H, C]`. The tokens' own cells are already in the blocks.
+    ///
+    /// Blocks may come in several calls, in ascending order, all with the same queries: `step` says which is the first and which
+    /// the last, `spans` carries what was attended so far. A token's result depends neither on that, nor on how a prompt was
+    /// cut into chunks. It is not [`Attention::decode`]'s: sums are those of tensor cores, operands half precision.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn prefill(
+        &self,
+        stream: &Stream,
+        table: &Table,
+        params: &Params,
+        position: usize,
+        tokens: usize,
+        q: &Buffer<f32>,
+        step: Step,
+        sinks: Option<&Buffer<f32>>,
+        spans: &mut Spans,
+        out: &mut Buffer<f32>,
+    ) -> Result<(), Error> {
+        self.prefill.attend(
+            stream,
+            &self.shape,
+            self.heads,
+            params,
+            position,
+            tokens,
+            q,
+            table,
+            step,
+            sinks,
+            spans,
+            out,
+        )
     }
 }
 

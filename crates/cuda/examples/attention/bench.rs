@@ -1,7 +1,7 @@
 //! How fast attention is.
 
 use cuda::attention::{
-    Attention, CELLS, KvBlock, KvShape, KvType, Params, Part, Partials, Parts, Table,
+    Attention, CELLS, KvBlock, KvShape, KvType, Params, Part, Partials, Parts, Spans, Step, Table,
 };
 use cuda::stream::{Event, Timing};
 use cuda::{Buffer, Device, Stream};
@@ -25,6 +25,21 @@ pub fn run(device: &Device) -> Result<(), Failure> {
         for ty in [KvType::F16, KvType::Q8_0, KvType::Q4_0] {
             for depth in [1024, 16_384, 65_536] {
                 decode(&stream, heads, shape(heads_kv, c, c, ty, ty), depth)?;
+            }
+        }
+    }
+    println!("\n| prefill | KV | T | depth | ms a layer | TFLOP/s |\n|---|---|---|---|---|---|");
+    for (heads, heads_kv, c) in [(40, 8, 128), (14, 2, 64), (8, 4, 256)] {
+        for ty in [KvType::F16, KvType::Q8_0, KvType::Q4_0] {
+            for (tokens, depth) in [
+                (512, 0),
+                (2048, 0),
+                (512, 8192),
+                (2048, 8192),
+                (512, 65_536),
+                (2048, 65_536),
+            ] {
+                prefill(&stream, heads, shape(heads_kv, c, c, ty, ty), tokens, depth)?;
             }
         }
     }
@@ -145,6 +160,51 @@ fn decode(stream: &Stream, heads: usize, shape: KvShape, depth: usize) -> Result
         shape.type_k.name(),
         us - times[1],
         layer_bytes as f32 / us / 1e3
+    );
+    Ok(())
+}
+
+fn prefill(
+    stream: &Stream,
+    heads: usize,
+    shape: KvShape,
+    tokens: usize,
+    depth: usize,
+) -> Result<(), Failure> {
+    let device = stream.device();
+    let attention = Attention::new(device, shape, heads)?;
+    let blocks = (depth + tokens) / CELLS;
+    let slab = filled(stream, &attention, 1, blocks)?;
+    let mut table = Table::new(stream, blocks)?;
+    // SAFETY: the slab lives to the end of this function, which waits for the stream.
+    unsafe { table.set(stream, &blocks_of(&shape, &slab, 0, blocks)?)? };
+    let params = Params {
+        scale: 1.0 / (shape.c_k as f32).sqrt(),
+        soft_cap: None,
+        window: None,
+    };
+    let q = Buffer::from_slice(stream, &values(tokens * heads * shape.c_k, 5))?;
+    let mut out = Buffer::<f32>::new(device, tokens * heads * shape.c_v)?;
+    let at_once = if tokens > 1024 { 3 } else { 9 };
+    let mut spans = Spans::new(stream, Spans::values(&shape, heads, tokens, at_once))?;
+    let repeats = 1 + 3_000_000 / (tokens * (depth + tokens));
+    let ms = median_ms(stream, || {
+        for _ in 0..repeats {
+            let step = Step::ONLY;
+            attention.prefill(
+                stream, &table, &params, depth, tokens, &q, step, None, &mut spans, &mut out,
+            )?;
+        }
+        Ok(())
+    })? / repeats as f32;
+    let seen = (tokens * depth + tokens * (tokens + 1) / 2) as f32;
+    let flops = 4.0 * seen * (heads * shape.c_k) as f32;
+    println!(
+        "| {heads}/{}x{} | {} | {tokens} | {depth} | {ms:.3} | {:.0} |",
+        shape.heads,
+        shape.c_k,
+        shape.type_k.name(),
+        flops / ms / 1e9
     );
     Ok(())
 }

@@ -17,7 +17,7 @@ pub struct Case {
     pub n: usize,
     pub params: Params,
     pub sinks: Option<Vec<f32>>,
-    /// `[H, C]` of the last token.
+    /// `[T, H, C]` of the last tokens.
     pub q: Vec<f32>,
     pub k: Vec<f32>,
     pub v: Vec<f32>,
@@ -112,8 +112,8 @@ impl Case {
         spans
     }
 
-    /// The last token by the CPU.
-    fn wanted(&self, pool: &Pool) -> Result<Vec<f32>, Failure> {
+    /// The last token, or tokens, by the CPU.
+    pub fn wanted(&self, pool: &Pool) -> Result<Vec<f32>, Failure> {
         let shape = self.cpu_shape();
         let params = want::Params {
             heads: self.heads,
@@ -123,14 +123,15 @@ impl Case {
             sinks: self.sinks.as_deref(),
         };
         let mut partials = want::Partials::new(&shape, self.heads, self.n + 8 * CELLS, 0)?;
-        let mut out = vec![0.0; self.heads * self.shape.c_v];
+        let tokens = self.q.len() / (self.heads * self.shape.c_k);
+        let mut out = vec![0.0; tokens * self.heads * self.shape.c_v];
         let span = |(index, cells): (usize, std::ops::Range<usize>)| want::Span {
             index,
             cells: (cells.start, cells.end),
             bytes: &self.blocks[index],
         };
         let spans: Vec<_> = self.spans().into_iter().map(span).collect();
-        let (isa, step, at) = (Isa::best(), want::Step::ONLY, self.n - 1);
+        let (isa, step, at) = (Isa::best(), want::Step::ONLY, self.n - tokens);
         want::attend(
             pool,
             isa,
@@ -191,9 +192,13 @@ impl OnDevice {
             .filter(|b| which(b.index()))
             .copied()
             .collect();
-        let mut table = Table::new(stream, self.blocks.len())?;
+        self.table_of(stream, &blocks)
+    }
+
+    pub fn table_of(&self, stream: &Stream, blocks: &[KvBlock]) -> Result<Table, Failure> {
+        let mut table = Table::new(stream, blocks.len().max(1))?;
         // SAFETY: the slab lives as long as `self`, and tables are dropped before it.
-        unsafe { table.set(stream, &blocks)? };
+        unsafe { table.set(stream, blocks)? };
         Ok(table)
     }
 

@@ -9,6 +9,7 @@
 mod bench;
 mod cases;
 mod elementwise;
+mod prompts;
 
 use std::process::ExitCode;
 
@@ -43,6 +44,7 @@ fn run() -> Result<bool, Failure> {
     if !has("--bench-only") {
         let mut rows = elementwise::rows(&device)?;
         rows.extend(cases::rows(&device)?);
+        rows.extend(prompts::rows(&device)?);
         println!("| kernel | shape | compared | differing |\n|---|---|---|---|");
         for row in &rows {
             println!(

@@ -147,6 +147,12 @@ impl KvBlock {
         self.address
     }
 
+    /// The cells of the sequence that it has.
+    pub fn cells(&self) -> Range<usize> {
+        let base = self.index() * CELLS;
+        base + usize::from(self.first)..base + usize::from(self.end)
+    }
+
     /// Its number in the sequence.
     pub fn index(&self) -> usize {
         self.index as usize

@@ -145,6 +145,33 @@ fn rope_with<V: F32x16>(pairs: RopePairs, head: usize, cos: &[f32], sin: &[f32],
     }
 }
 
+simd_kernel! {
+    /// Multiplies each head of `x` `[heads, C]`, C a power of two, with the normalised Hadamard matrix (Sylvester's order), which is
+    /// its own inverse: a stage of sums and differences for each power of two from 1 on, then a factor of `1 / sqrt(C)`.
+    ///
+    /// It spreads what is large in one value over all of a head, so that few bits store it better.
+    pub fn hadamard_heads(head: usize, x: &mut [f32]) = hadamard_heads_with;
+}
+#[inline(always)]
+fn hadamard_heads_with<V: F32x16>(head: usize, x: &mut [f32]) {
+    let factor = V::splat(1.0 / (head as f32).sqrt());
+    for x in x.chunks_exact_mut(head) {
+        let mut step = 1;
+        while step < head {
+            for pair in x.chunks_exact_mut(2 * step) {
+                let (low, high) = pair.split_at_mut(step);
+                for (a, b) in low.iter_mut().zip(high) {
+                    (*a, *b) = (*a + *b, *a - *b);
+                }
+            }
+            step *= 2;
+        }
+        for x in x.chunks_mut(16) {
+            store(load::<V>(x).mul(factor), x);
+        }
+    }
+}
+
 /// `(a cos - b sin, a sin + b cos)`, each product rounded, then one `fma`.
 #[inline(always)]
 fn turn(a: f32, b: f32, cos: f32, sin: f32) -> (f32, f32) {
@@ -214,6 +241,10 @@ mod tests {
             rms_norm_heads(isa, &mut z, &y[..head], 1e-5);
             result.extend(bits(&z));
         }
+        let head = 1 << x.len().ilog2();
+        let mut z = x[..head].to_vec();
+        hadamard_heads(isa, head, &mut z);
+        result.extend(bits(&z));
         result
     }
 
@@ -228,6 +259,27 @@ mod tests {
             for isa in Isa::available() {
                 prop_assert_eq!(all(isa, &x, &y), want.clone(), "{}", isa);
             }
+        }
+    }
+
+    #[test]
+    fn the_hadamard_matrix_is_its_own_inverse_and_spreads() {
+        for head in [1, 2, 64, 128, 256] {
+            let x: Vec<f32> = (0..3 * head)
+                .map(|i| (i * 37 % 101) as f32 - 50.0)
+                .collect();
+            let mut z = x.clone();
+            hadamard_heads(Isa::best(), head, &mut z);
+            hadamard_heads(Isa::best(), head, &mut z);
+            assert!(
+                z.iter().zip(&x).all(|(z, x)| (z - x).abs() < 1e-4),
+                "{head}"
+            );
+            let mut one = vec![0.0; head];
+            one[head / 3] = 1.0;
+            hadamard_heads(Isa::best(), head, &mut one);
+            let each = 1.0 / (head as f32).sqrt();
+            assert!(one.iter().all(|x| x.abs() == each), "{head}");
         }
     }
 

@@ -84,6 +84,24 @@ pub enum Error {
         /// Tokens that were to be added.
         tokens: usize,
     },
+    /// The cells in work do not fit into device memory.
+    #[error(
+        "device memory has room for {window} cells of the KV cache, the step needs more (see --window and --device-mem)"
+    )]
+    Window {
+        /// Cells.
+        window: usize,
+    },
+    /// Neither device memory nor what host memory may take has room for more cells.
+    #[error(
+        "the KV cache is full: {window} cells in device memory and {tail} in host memory (see --spill, --window and --device-mem)"
+    )]
+    TailFull {
+        /// Cells in device memory.
+        window: usize,
+        /// Cells in host memory.
+        tail: usize,
+    },
     /// A token that the vocabulary does not have.
     #[error("token {token} is not in the vocabulary of {n_vocab}")]
     Token {

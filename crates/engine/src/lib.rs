@@ -2,10 +2,12 @@
 
 #![forbid(unsafe_code)]
 
+mod backend;
 mod error;
 pub mod eval;
 pub mod fetch;
 pub mod generate;
+mod kv;
 pub mod model;
 pub mod plan;
 pub mod probe;

@@ -124,6 +124,7 @@ impl<'a> Same<'a> {
                 Cut::Ubatch(n) => n,
                 Cut::Decode => 512,
             },
+            ..SessionOptions::for_model(model.config())
         };
         let mut session = Session::new(model, &options).expect("a session");
         let mut hash = LogitsHash::default();

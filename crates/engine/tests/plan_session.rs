@@ -7,8 +7,10 @@ use damaged::Sketch;
 use engine::model::{LoadOptions, Model};
 use engine::plan::machine;
 use engine::plan::session::{Asked, SessionPlan, Taken, plan};
-use engine::session::{KvType, Session};
+use engine::session::{self, Session};
 use gguf::{GgufFile, MapMode};
+use place::bytes::KvType;
+use place::decide::Request;
 use place::profile::{Profile, example, example_names};
 use std::path::PathBuf;
 use tempfile::TempDir;
@@ -27,15 +29,28 @@ fn with_memory(bytes: u64) -> Profile {
     machine
 }
 
-const ANYTHING: Asked = Asked {
-    n_ctx: None,
-    type_k: None,
-    type_v: None,
-    ubatch: 16,
-};
+fn anything() -> Asked {
+    with_types(None)
+}
+
+fn with_types(ty: Option<KvType>) -> Asked {
+    Asked {
+        request: Request {
+            n_ubatch: 16,
+            type_k: ty,
+            type_v: ty,
+            ..Request::default()
+        },
+        ..Asked::default()
+    }
+}
 
 fn planned(file: &GgufFile, asked: Asked, bytes: u64) -> SessionPlan {
     plan(file, &asked, &with_memory(bytes)).unwrap()
+}
+
+fn session_type(ty: KvType) -> session::KvType {
+    ty.to_string().parse().unwrap()
 }
 
 /// What a plan takes in all.
@@ -56,20 +71,19 @@ fn planned_and_taken_are_the_same() {
     for (n_ctx, ty) in [(None, KvType::F16), (Some(700), KvType::Bf16)] {
         let asked = Asked {
             n_ctx,
-            type_k: Some(ty),
-            type_v: Some(ty),
-            ..ANYTHING
+            ..with_types(Some(ty))
         };
         let planned = planned(&file, asked, 1 << 40);
         let usual = model.config().n_ctx_train.min(8192) as u64;
         assert_eq!(planned.options.n_ctx as u64, n_ctx.unwrap_or(usual));
-        assert_eq!((planned.options.type_k, planned.options.type_v), (ty, ty));
+        let types = (planned.options.type_k, planned.options.type_v);
+        assert_eq!(types, (session_type(ty), session_type(ty)));
         assert_eq!(planned.cut_from, None);
         let session = Session::new(&model, &planned.options).unwrap();
         let Taken { planned, real } = Taken::of(&planned.plan, &session);
         assert_eq!(
-            (planned.kv_bytes, planned.work_bytes),
-            (real.kv_bytes, real.work_bytes)
+            (planned.kv_bytes, planned.work_bytes, planned.staging_bytes),
+            (real.kv_bytes, real.work_bytes, real.staging_bytes)
         );
         // Each matrix begins at a cache line.
         let lines = 64 * file.tensors().len() as u64;
@@ -78,22 +92,87 @@ fn planned_and_taken_are_the_same() {
     }
 }
 
+/// With too little memory that plays a device's, and with a window.
+#[test]
+fn what_is_spilled_is_planned_and_taken_alike() {
+    let (_folder, path) = sketch();
+    let file = GgufFile::open(&path, MapMode::Read).unwrap();
+    let options = LoadOptions {
+        threads: Some(1),
+        ..LoadOptions::default()
+    };
+    let model = Model::from_file(&file, &options, &mut |_| {}).unwrap();
+    let asked = |change: &dyn Fn(&mut Request)| {
+        let mut asked = Asked {
+            n_ctx: Some(40_000),
+            ..with_types(Some(KvType::F16))
+        };
+        change(&mut asked.request);
+        asked
+    };
+    let whole = planned(&file, asked(&|_| ()), 1 << 40);
+    let mib = needs(&whole) >> 20;
+    assert!(mib > 4, "the context takes some memory: {mib} MiB");
+    let windowed = planned(&file, asked(&|r| r.window_cells = Some(700)), 1 << 40);
+    assert_eq!(windowed.options.placing.window_blocks, Some(3));
+    for (what, planned) in [
+        ("a window", windowed),
+        (
+            "little memory",
+            planned(&file, asked(&|r| r.device_mem_mib = Some(mib / 2)), 1 << 40),
+        ),
+        (
+            "slots and a share",
+            planned(
+                &file,
+                asked(&|r| {
+                    r.window_cells = Some(512);
+                    r.staging_slots = Some(3);
+                    r.kv_share = Some(0.25);
+                }),
+                1 << 40,
+            ),
+        ),
+    ] {
+        assert!(planned.plan.fits, "{what}");
+        let placing = planned.options.placing;
+        let blocks = placing.window_blocks.unwrap() + placing.tail_blocks;
+        assert_eq!(blocks, 40_000_usize.div_ceil(256), "{what}");
+        if what == "slots and a share" {
+            assert_eq!((placing.staging_slots, placing.kv_share), (3, 0.25));
+        }
+        let session = Session::new(&model, &planned.options).unwrap();
+        let Taken { planned, real } = Taken::of(&planned.plan, &session);
+        assert!(planned.staging_bytes > 0, "{what}");
+        assert_eq!(
+            (planned.kv_bytes, planned.work_bytes, planned.staging_bytes),
+            (real.kv_bytes, real.work_bytes, real.staging_bytes),
+            "{what}"
+        );
+    }
+    let off = asked(&|r| {
+        r.window_cells = Some(700);
+        r.spill = place::decide::Spill::Off;
+    });
+    assert!(!planned(&file, off, 1 << 40).plan.fits, "nowhere to go");
+}
+
 #[test]
 fn a_default_context_is_cut_to_what_fits_at_f16() {
     let (_folder, path) = sketch();
     let file = GgufFile::open(&path, MapMode::Read).unwrap();
-    let whole = planned(&file, ANYTHING, 1 << 40);
+    let whole = planned(&file, anything(), 1 << 40);
     assert_eq!(whole.cut_from, None);
     let usual = whole.plan.n_ctx;
     assert!(usual > 256, "the made-up model has some context: {usual}");
-    let enough = planned(&file, ANYTHING, needs(&whole));
+    let enough = planned(&file, anything(), needs(&whole));
     assert_eq!((enough.plan.n_ctx, enough.cut_from), (usual, None));
-    let cut = planned(&file, ANYTHING, needs(&whole) - 1);
+    let cut = planned(&file, anything(), needs(&whole) - 1);
     assert!(cut.plan.fits && cut.plan.n_ctx < usual, "{:?}", cut.plan);
     assert_eq!(cut.cut_from, Some(usual));
-    assert_eq!(cut.options.type_k, KvType::F16);
+    assert_eq!(cut.options.type_k, session_type(KvType::F16));
     assert!(needs(&cut) < needs(&whole));
-    let nothing = planned(&file, ANYTHING, 1);
+    let nothing = planned(&file, anything(), 1);
     assert!(!nothing.plan.fits);
     assert!(nothing.plan.refusal().unwrap().contains("needs"));
 }
@@ -104,7 +183,7 @@ fn a_context_that_was_asked_for_is_kept_in_fewer_bits_unless_they_are_pinned() {
     let file = GgufFile::open(&path, MapMode::Read).unwrap();
     let asked = Asked {
         n_ctx: Some(1 << 20),
-        ..ANYTHING
+        ..anything()
     };
     let whole = planned(&file, asked, 1 << 40);
     assert_eq!(whole.plan.choice, "f16/f16");
@@ -112,9 +191,8 @@ fn a_context_that_was_asked_for_is_kept_in_fewer_bits_unless_they_are_pinned() {
     assert_eq!((less.plan.fits, less.plan.n_ctx), (true, 1 << 20));
     assert_eq!(less.plan.choice, "q8_0/q8_0");
     let pinned = Asked {
-        type_k: Some(KvType::F16),
-        type_v: Some(KvType::F16),
-        ..asked
+        n_ctx: asked.n_ctx,
+        ..with_types(Some(KvType::F16))
     };
     let refused = planned(&file, pinned, needs(&whole) - 1);
     let message = refused.plan.refusal().unwrap();
@@ -134,7 +212,7 @@ fn no_rate_changes_what_is_chosen_in_main_memory() {
     let file = GgufFile::open(&path, MapMode::Read).unwrap();
     let asked = Asked {
         n_ctx: Some(1 << 20),
-        ..ANYTHING
+        ..anything()
     };
     let most = needs(&planned(&file, asked, 1 << 40));
     let mut choices = Vec::new();

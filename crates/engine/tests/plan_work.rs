@@ -6,7 +6,7 @@ mod damaged;
 use damaged::Sketch;
 use engine::model::{LoadOptions, Model};
 use engine::plan::describe::describe;
-use engine::session::{KvType, Session, SessionOptions};
+use engine::session::{Session, SessionOptions};
 use gguf::{GgufFile, MapMode};
 use peak_alloc::PeakAlloc;
 use place::bytes::{Cache, kv_alloc_bytes, work_bytes};
@@ -31,9 +31,8 @@ fn planned_and_taken() {
     for (n_ctx, ubatch) in [(1, 1), (7, 3), (100, 16), (300, 33), (3000, 8), (40, 64)] {
         let options = SessionOptions {
             n_ctx,
-            type_k: KvType::F16,
-            type_v: KvType::F16,
             ubatch,
+            ..SessionOptions::for_model(model.config())
         };
         let before = ALLOCATOR.current_usage() as u64;
         let session = Session::new(&model, &options).unwrap();

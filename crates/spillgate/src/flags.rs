@@ -3,6 +3,12 @@
 //! The same flag has the same name, default and unit wherever it appears; the README has them all in one table.
 
 use clap::{Args, ValueEnum};
+use place::bytes::KvType;
+use place::cost::SpillModel;
+use place::decide::{self, Request};
+use place::tier::Tier;
+
+use crate::failure::Advised;
 
 /// A switch that is named both ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -20,6 +26,18 @@ pub enum CacheType {
     Q8_0,
     #[value(name = "q4_0")]
     Q4_0,
+}
+
+impl CacheType {
+    /// The engine's name of it.
+    pub fn kv_type(self) -> KvType {
+        match self {
+            Self::F16 => KvType::F16,
+            Self::Bf16 => KvType::Bf16,
+            Self::Q8_0 => KvType::Q8_0,
+            Self::Q4_0 => KvType::Q4_0,
+        }
+    }
 }
 
 /// How the machine is used.
@@ -68,6 +86,151 @@ pub struct ContextFlags {
     /// Number format of the values [default: as for the keys]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub cache_type_v: Option<CacheType>,
+    /// Whether keys and values in 4 bits are rotated first, which spreads outliers over all of a head
+    #[arg(
+        long,
+        value_enum,
+        value_name = "on|off",
+        default_value = "on",
+        hide_possible_values = true
+    )]
+    pub kv_rotate: OnOff,
+    #[command(flatten)]
+    pub budget: BudgetFlags,
+}
+
+/// What may be used, and what is wanted.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Budget")]
+pub struct BudgetFlags {
+    /// Without a device: main memory that plays a device's; with one: no more of it than this
+    #[arg(long, value_name = "MIB")]
+    pub device_mem: Option<u64>,
+    /// Cells of the context in device memory, in blocks of 256; what is older is in host memory [default: what is worth most]
+    #[arg(long, value_name = "CELLS")]
+    pub window: Option<u64>,
+    /// What this process may use of the whole device; 0 is no cap
+    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    pub vram_target: u64,
+    /// KV in host memory: off, auto, or up to so many MiB
+    #[arg(long, value_name = "off|auto|MIB", default_value = "auto", value_parser = spill)]
+    pub spill: decide::Spill,
+    /// The share of tokens a second, at full context, that a spill may cost
+    #[arg(long, value_name = "X", default_value_t = 0.2, value_parser = share, allow_negative_numbers = true)]
+    pub spill_drop: f64,
+    /// Largest spill of 'auto' [default: 800 with the additive model, none with the overlapped one]
+    #[arg(long, value_name = "MIB")]
+    pub spill_max_mib: Option<u64>,
+    /// How the cost of a spill is predicted
+    #[arg(long, value_enum, value_name = "MODEL", default_value = "overlapped")]
+    pub spill_model: SpillModelName,
+    /// The least compressed tier within the target, or the fastest plan
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "quality")]
+    pub prefer: PreferName,
+    /// The lowest tier that '--prefer speed' takes
+    #[arg(long, value_name = "K/V", default_value = "q8_0/q8_0", value_parser = tier)]
+    pub min_tier: Tier,
+    /// The part of the cells in host memory that the CPU attends where they lie, for generated tokens; the rest is copied to the device ahead
+    /// of use
+    #[arg(long, value_name = "auto|0..1", default_value = "auto", value_parser = kv_share)]
+    pub kv_share: KvShare,
+    /// Copies of blocks of cells that can be on their way to the device or in use [default: what is worth most]
+    #[arg(long, value_name = "SLOTS")]
+    pub staging: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum SpillModelName {
+    Additive,
+    Overlapped,
+}
+
+/// Who attends the cells in host memory; `None`: whatever is fastest.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KvShare(pub Option<f64>);
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum PreferName {
+    Quality,
+    Speed,
+}
+
+impl BudgetFlags {
+    /// Refuses what leaves no room for anything.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let nothing = [
+            (
+                "--device-mem",
+                self.device_mem,
+                "leave it out for all there is",
+            ),
+            ("--window", self.window, "leave it out to have it chosen"),
+            ("--staging", self.staging, "leave it out to have it chosen"),
+        ];
+        for (flag, value, hint) in nothing {
+            if value == Some(0) {
+                return Err(Advised::new(format!("{flag} 0 leaves no room"), hint).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Says it in a request.
+    pub fn apply(&self, request: Request) -> Request {
+        Request {
+            device_mem_mib: self.device_mem,
+            window_cells: self.window,
+            vram_target_mib: self.vram_target,
+            spill: self.spill,
+            spill_drop: self.spill_drop,
+            spill_model: match self.spill_model {
+                SpillModelName::Additive => SpillModel::Additive,
+                SpillModelName::Overlapped => SpillModel::Overlapped,
+            },
+            spill_max_mib: self.spill_max_mib,
+            prefer: match self.prefer {
+                PreferName::Quality => decide::Prefer::Quality,
+                PreferName::Speed => decide::Prefer::Speed,
+            },
+            min_tier: self.min_tier,
+            kv_share: self.kv_share.0,
+            staging_slots: self.staging,
+            ..request
+        }
+    }
+}
+
+fn kv_share(text: &str) -> Result<KvShare, String> {
+    match text {
+        "auto" => Ok(KvShare(None)),
+        x => share(x)
+            .map(|x| KvShare(Some(x)))
+            .map_err(|e| format!("expected auto, or {}", &e["expected ".len()..])),
+    }
+}
+
+fn spill(text: &str) -> Result<decide::Spill, String> {
+    match text {
+        "off" => Ok(decide::Spill::Off),
+        "auto" => Ok(decide::Spill::Auto),
+        mib => mib
+            .parse()
+            .map(decide::Spill::Mib)
+            .map_err(|_| "expected off, auto, or a number of MiB".to_owned()),
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|x| (0.0..=1.0).contains(x))
+        .ok_or_else(|| "expected 0 to 1".to_owned())
+}
+
+fn tier(text: &str) -> Result<Tier, String> {
+    let (k, v) = text.split_once('/').unwrap_or((text, text));
+    let ty = |text: &str| text.parse::<KvType>().map_err(|e| e.to_string());
+    Ok(Tier::new(ty(k)?, ty(v)?))
 }
 
 /// How the next token is chosen.
@@ -152,4 +315,48 @@ pub struct GenerationFlags {
     /// A system message before the conversation
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use clap::Parser;
+
+    /// What one gets without a flag.
+    pub fn budget() -> BudgetFlags {
+        #[derive(Parser)]
+        struct Flags {
+            #[command(flatten)]
+            budget: BudgetFlags,
+        }
+        Flags::parse_from(["test"]).budget
+    }
+
+    #[test]
+    fn spills_tiers_and_shares_are_read() {
+        assert_eq!(spill("off"), Ok(decide::Spill::Off));
+        assert_eq!(spill("auto"), Ok(decide::Spill::Auto));
+        assert_eq!(spill("800"), Ok(decide::Spill::Mib(800)));
+        for bad in ["", "on", "-1", "1.5", "NaN", "99999999999999999999"] {
+            assert!(spill(bad).is_err(), "{bad}");
+        }
+        assert_eq!(share("0.2"), Ok(0.2));
+        assert_eq!(share("1"), Ok(1.0));
+        for bad in ["", "NaN", "-0.1", "1.1", "inf", "x"] {
+            assert!(share(bad).is_err(), "{bad}");
+        }
+        let expected = Tier::new(KvType::Q8_0, KvType::Q4_0);
+        assert_eq!(tier("q8_0/q4_0"), Ok(expected));
+        assert_eq!(tier("f16"), Ok(Tier::new(KvType::F16, KvType::F16)));
+        assert_eq!(kv_share("auto"), Ok(KvShare(None)));
+        assert_eq!(kv_share("0.3"), Ok(KvShare(Some(0.3))));
+        assert!(
+            kv_share("x")
+                .unwrap_err()
+                .starts_with("expected auto, or 0")
+        );
+        for bad in ["", "/", "q8_0/", "q8_0/q9", "a/b/c"] {
+            assert!(tier(bad).is_err(), "{bad}");
+        }
+    }
 }

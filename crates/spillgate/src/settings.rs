@@ -7,16 +7,19 @@ use cpu::Isa;
 use cpu::pool::Pinning;
 use engine::model::{Config, LoadOptions, Model};
 use engine::plan::session::{self, Asked, SessionPlan, Taken};
+use engine::probe;
 use engine::sampler::SamplerParams;
-use engine::session::{KvType, Session, UBATCH_MAX};
+use engine::session::{Session, UBATCH_MAX};
 use engine::tokenizer::{EncodeOptions, Tokenizer};
 use gguf::{GgufFile, MapMode};
-use place::decide::TierPlan;
+use place::bytes::KvType;
+use place::decide::{Request, TierPlan};
+use place::profile::Profile;
 
 use crate::failure::Advised;
 use crate::flags::{CacheType, ContextFlags, MachineFlags, OnOff, SamplingFlags};
 use crate::output::human_bytes;
-use crate::progress::Bar;
+use crate::progress::{Bar, Steps};
 use crate::{interrupt, profiles};
 
 /// A model's file, opened and understood, its weights not yet read.
@@ -87,7 +90,7 @@ impl Opened {
 
     fn plan(&self, flags: &ContextFlags, need: Need) -> Result<SessionPlan> {
         let asked = asked(flags, need)?;
-        let mut machine = engine::plan::machine::unmeasured();
+        let mut machine = self.machine(&asked)?;
         profiles::apply_variables(&mut machine)?;
         let planned = session::plan(&self.file, &asked, &machine)?;
         let plan = &planned.plan;
@@ -115,20 +118,54 @@ impl Opened {
     }
 }
 
+impl Opened {
+    /// This machine: measured, now if it was not before, where rates decide; else only its memory counts.
+    fn machine(&self, asked: &Asked) -> Result<Profile> {
+        if !session::needs_rates(&self.file, asked)? {
+            return Ok(engine::plan::machine::unmeasured());
+        }
+        let ubatch = usize::try_from(asked.request.n_ubatch)?;
+        let settings = probe::Settings {
+            threads: self.options.threads,
+            isa: self.options.isa,
+            pinning: self.options.pinning,
+            ubatch,
+            ..probe::Settings::default()
+        };
+        let subject = probe::Subject::of_file(&self.file);
+        let mut steps = Steps::new();
+        Ok(probe::profile(
+            &subject,
+            &settings,
+            probe::Reuse::Cached,
+            &mut steps,
+        )?)
+    }
+}
+
 /// What the flags ask a session to be.
 fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
     check_ubatch(flags.ubatch as u64)?;
+    flags.budget.check()?;
     let (type_k, type_v) = (
-        flags.cache_type_k.map(kv_type),
-        flags.cache_type_v.map(kv_type),
+        flags.cache_type_k.map(CacheType::kv_type),
+        flags.cache_type_v.map(CacheType::kv_type),
     );
     let ctx = flags.ctx.map(|n| n as u64);
+    let request = flags.budget.apply(Request {
+        n_ubatch: flags.ubatch as u64,
+        ..Request::default()
+    });
+    let rotate = flags.kv_rotate == OnOff::On;
     Ok(match need {
         Need::Chosen => Asked {
             n_ctx: ctx,
-            type_k,
-            type_v,
-            ubatch: flags.ubatch as u64,
+            request: Request {
+                type_k,
+                type_v,
+                ..request
+            },
+            rotate,
         },
         Need::Cells(needed) => {
             let needed = needed as u64;
@@ -138,9 +175,12 @@ fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
             }
             Asked {
                 n_ctx: Some(ctx.unwrap_or(needed)),
-                type_k: type_k.or(Some(KvType::F16)),
-                type_v: type_v.or(Some(KvType::F16)),
-                ubatch: flags.ubatch as u64,
+                request: Request {
+                    type_k: type_k.or(Some(KvType::F16)),
+                    type_v: type_v.or(Some(KvType::F16)),
+                    ..request
+                },
+                rotate,
             }
         }
     })
@@ -172,8 +212,12 @@ fn memory_line(taken: &Taken) -> String {
         let (planned, real) = (human_bytes(planned), human_bytes(real));
         format!("{what} {real} (planned {planned})")
     };
+    let staging = match (planned.staging_bytes, real.staging_bytes) {
+        (0, 0) => String::new(),
+        (planned, real) => format!(", {}", part("staging", planned, real)),
+    };
     format!(
-        "memory: {}, {}, {}",
+        "memory: {}, {}, {}{staging}",
         part("weights", planned.weight_bytes, real.weight_bytes),
         part("KV", planned.kv_bytes, real.kv_bytes),
         part("work", planned.work_bytes, real.work_bytes),
@@ -229,15 +273,6 @@ pub fn load_options(flags: &MachineFlags) -> Result<LoadOptions> {
             OnOff::Off => MapMode::Read,
         },
     })
-}
-
-fn kv_type(ty: CacheType) -> KvType {
-    match ty {
-        CacheType::F16 => KvType::F16,
-        CacheType::Bf16 => KvType::Bf16,
-        CacheType::Q8_0 => KvType::Q8_0,
-        CacheType::Q4_0 => KvType::Q4_0,
-    }
 }
 
 /// The sampling that the flags ask for. Ranges are checked by the sampler, which knows them.
@@ -311,22 +346,19 @@ mod tests {
             ubatch,
             cache_type_k: None,
             cache_type_v: None,
+            kv_rotate: OnOff::On,
+            budget: crate::flags::tests::budget(),
         }
     }
 
     #[test]
     fn measurements_are_of_the_types_asked_for() {
         let chosen = asked(&flags(None, 512), Need::Chosen).unwrap();
-        assert_eq!(
-            (chosen.n_ctx, chosen.type_k, chosen.type_v),
-            (None, None, None)
-        );
+        let types = |asked: &Asked| (asked.request.type_k, asked.request.type_v);
+        assert_eq!((chosen.n_ctx, types(&chosen)), (None, (None, None)));
         let cells = asked(&flags(None, 512), Need::Cells(640)).unwrap();
         let f16 = Some(KvType::F16);
-        assert_eq!(
-            (cells.n_ctx, cells.type_k, cells.type_v),
-            (Some(640), f16, f16)
-        );
+        assert_eq!((cells.n_ctx, types(&cells)), (Some(640), (f16, f16)));
         let more = asked(&flags(Some(1000), 512), Need::Cells(640)).unwrap();
         assert_eq!(more.n_ctx, Some(1000));
         assert!(asked(&flags(Some(639), 512), Need::Cells(640)).is_err());
@@ -341,6 +373,7 @@ mod tests {
             weight_bytes: n << 20,
             kv_bytes: (n + 1) << 20,
             work_bytes: (n + 2) << 20,
+            staging_bytes: 0,
         };
         let taken = Taken {
             planned: bytes(1),

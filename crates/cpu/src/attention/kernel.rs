@@ -8,7 +8,7 @@ use super::layout::{Cells, PANEL};
 use super::scores::{Quantised, quantise, quantised_scores, scores};
 use super::soft_max::{exp_weight, soft_max};
 use super::weighted::{Work, weighted};
-use super::{Blocks, CELLS, KvShape, KvType, Params};
+use super::{CELLS, KvShape, KvType, Params, Span};
 use crate::isa::Isa;
 use crate::math::exp;
 use crate::simd::{F32x16, fetch, simd_kernel};
@@ -226,21 +226,22 @@ impl Rows<'_> {
         )
     }
 
-    /// Cells of block `b` that token `t` of the item sees.
-    fn visible(&self, t: usize, b: usize) -> Cells {
+    /// Cells of a span that token `t` of the item sees.
+    fn visible(&self, t: usize, span: &Span<'_>) -> Cells {
         let cells = self.params.visible(self.position + self.first + t);
-        let inside = |n: usize| n.saturating_sub(b * CELLS).min(CELLS);
+        let (first, end) = span.cells;
+        let inside = |n: usize| n.saturating_sub(span.index * CELLS).clamp(first, end);
         Cells {
             start: inside(cells.start),
             end: inside(cells.end),
         }
     }
 
-    /// Cells of block `b` that any row sees.
-    fn any(&self, b: usize) -> Cells {
+    /// Cells of a span that any row sees.
+    fn any(&self, span: &Span<'_>) -> Cells {
         Cells {
-            start: self.visible(0, b).start,
-            end: self.visible(self.tokens - 1, b).end,
+            start: self.visible(0, span).start,
+            end: self.visible(self.tokens - 1, span).end,
         }
     }
 }
@@ -332,23 +333,25 @@ impl Scratch {
     }
 }
 
-/// Leaves in `scratch.group` the rows' partials over some blocks of one group; the item goes on with the blocks up to `end`.
-pub(super) fn attend_blocks(
+/// Leaves in `scratch.group` the rows' partials over some spans of one group, after those that it holds if it `goes_on`; span
+/// `next` is read afterwards.
+pub(super) fn attend_spans(
     rows: &Rows<'_>,
     q: &[f32],
-    blocks: Blocks<'_>,
-    range: Range<usize>,
-    end: usize,
+    spans: &[Span<'_>],
+    next: Option<&Span<'_>>,
+    goes_on: bool,
     scratch: &mut Scratch,
 ) {
-    scratch.group.clear();
-    let mut is_first = true;
-    for b in range {
-        if rows.any(b).is_empty() {
+    if !goes_on {
+        scratch.group.clear();
+    }
+    let mut is_first = !goes_on;
+    for (i, span) in spans.iter().enumerate() {
+        if rows.any(span).is_empty() {
             continue;
         }
-        let next = (b + 1 < end).then_some(b + 1);
-        attend_block(rows, q, blocks, b, next, scratch);
+        attend_span(rows, q, span, spans.get(i + 1).or(next), scratch);
         let (group, block) = (&mut scratch.group, &mut scratch.block);
         if is_first {
             swap(group, block);
@@ -359,18 +362,17 @@ pub(super) fn attend_blocks(
     }
 }
 
-/// Leaves in `scratch.block` the rows' partials over block `b`; block `next` follows.
-fn attend_block(
+/// Leaves in `scratch.block` the rows' partials over a span; span `next` follows.
+fn attend_span(
     rows: &Rows<'_>,
     q: &[f32],
-    blocks: Blocks<'_>,
-    b: usize,
-    next: Option<usize>,
+    span: &Span<'_>,
+    next: Option<&Span<'_>>,
     scratch: &mut Scratch,
 ) {
     let (n, shape, head, isa) = (rows.count(), &rows.shape, rows.head, rows.isa);
     let (c_k, c_v) = (shape.c_k, shape.c_v);
-    let (k, v) = (shape.k(blocks.get(b), head), shape.v(blocks.get(b), head));
+    let (k, v) = (shape.k(span.bytes, head), shape.v(span.bytes, head));
     let Scratch {
         k32,
         work,
@@ -383,10 +385,10 @@ fn attend_block(
     } = scratch;
     cells.clear();
     for t in 0..rows.tokens {
-        let of_token = rows.visible(t, b);
+        let of_token = rows.visible(t, span);
         cells.extend(std::iter::repeat_n(of_token, rows.gqa));
     }
-    let any = rows.any(b);
+    let any = rows.any(span);
     let panels = any.start / PANEL..any.end.div_ceil(PANEL);
     for panel in panels.clone() {
         fetch_all(k.scales((panel + 1).min(panels.end - 1)));
@@ -407,7 +409,7 @@ fn attend_block(
     for segment in panels.clone() {
         fetch_all(v.scales((segment + 1).min(panels.end - 1)));
         let codes = v.codes(segment..segment + 1);
-        let after = next.map_or(codes, |b| shape.k(blocks.get(b), head).codes(0..1));
+        let after = next.map_or(codes, |next| shape.k(next.bytes, head).codes(0..1));
         let ahead = Ahead::new(v.codes(segment..panels.end), codes.len(), after);
         let v = (v.scales(segment), codes);
         let o = &mut block.o[..n * c_v];
@@ -462,10 +464,15 @@ fn merge_with<V: F32x16>(rows: usize, c: usize, a: &mut State, b: &State) {
     }
 }
 
-/// Merges row `r`'s sink, divides, writes the result.
+/// Merges row `r`'s sink, divides, writes the result: zeros if the row saw no cell.
 pub(super) fn finish(rows: &Rows<'_>, r: usize, state: &mut State, out: &mut [f32]) {
     let sink = rows.params.sinks.map(|sinks| sinks[rows.token_head(r).1]);
     let c = out.len();
+    if state.l[r] == 0.0 {
+        // It saw nothing.
+        out.fill(0.0);
+        return;
+    }
     finish_row(
         rows.isa,
         sink,

@@ -14,6 +14,8 @@
 //! K has cells in lanes, so that scores need no sums across lanes; V has values in lanes. Scales and codes are GGML's.
 
 use super::CELLS;
+use crate::mem::Shared;
+use crate::pool::Pool;
 use gguf::TensorType;
 use quant::formats;
 use std::ops::Range;
@@ -231,45 +233,92 @@ const HEAD_BYTES_MAX: usize = 2 * 1024;
 /// # Panics
 /// If lengths do not agree.
 pub fn write_cell(shape: &KvShape, block: &mut [u8], cell: usize, k: &[f32], v: &[f32]) {
-    let mut bytes = [0u8; HEAD_BYTES_MAX];
-    let (panel, lane) = (cell / PANEL, cell % PANEL);
-    for (head, k) in k.chunks_exact(shape.c_k).enumerate() {
-        let bytes = &mut bytes[..shape.type_k.bytes(shape.c_k)];
-        encode(shape.type_k, k, bytes);
-        let out = &mut block[head * shape.k_bytes()..][..shape.k_bytes()];
-        if shape.type_k.is_float() {
-            for (c, value) in bytes.chunks_exact(2).enumerate() {
-                out[((panel * shape.c_k + c) * PANEL + lane) * 2..][..2].copy_from_slice(value);
+    let (of_k, of_v) = block.split_at_mut(shape.heads * shape.k_bytes());
+    for (head, out) in of_k.chunks_exact_mut(shape.k_bytes()).enumerate() {
+        write_k(shape, out, cell, &k[head * shape.c_k..][..shape.c_k]);
+    }
+    for (head, out) in of_v.chunks_exact_mut(shape.v_bytes()).enumerate() {
+        write_v(shape, out, cell, &v[head * shape.c_v..][..shape.c_v]);
+    }
+}
+
+/// Stores cells `first ..` of a block: `k` `[T, heads, C_k]`, `v` `[T, heads, C_v]`. Heads are spread over the pool.
+///
+/// # Panics
+/// If lengths do not agree, or the cells go beyond the block.
+pub fn append(pool: &Pool, shape: &KvShape, block: &mut [u8], first: usize, k: &[f32], v: &[f32]) {
+    let (row_k, row_v) = (shape.heads * shape.c_k, shape.heads * shape.c_v);
+    let tokens = k.len() / row_k;
+    assert!(
+        v.len() == tokens * row_v && first + tokens <= CELLS,
+        "cells"
+    );
+    if tokens == 1 {
+        return write_cell(shape, block, first, k, v);
+    }
+    assert_eq!(block.len(), shape.block_bytes(), "a block");
+    let heads = shape.heads;
+    let block = Shared::new(block);
+    pool.run(2 * heads, |item| {
+        let head = item / 2;
+        if item % 2 == 0 {
+            // SAFETY: each head's K is one item's alone.
+            let out = unsafe { block.part(head * shape.k_bytes(), shape.k_bytes()) };
+            for t in 0..tokens {
+                let k = &k[t * row_k + head * shape.c_k..][..shape.c_k];
+                write_k(shape, out, first + t, k);
             }
-            continue;
+        } else {
+            let start = heads * shape.k_bytes() + head * shape.v_bytes();
+            // SAFETY: as above, its V.
+            let out = unsafe { block.part(start, shape.v_bytes()) };
+            for t in 0..tokens {
+                let v = &v[t * row_v + head * shape.c_v..][..shape.c_v];
+                write_v(shape, out, first + t, v);
+            }
         }
-        let runs = shape.c_k / 32;
-        let (scales, codes) = out.split_at_mut(CELLS * runs * 2);
-        let words = (bytes.len() / runs - 2) / 4;
-        for (run, bytes) in bytes.chunks_exact(2 + 4 * words).enumerate() {
-            scales[((panel * runs + run) * PANEL + lane) * 2..][..2].copy_from_slice(&bytes[..2]);
-            for (word, bytes) in bytes[2..].chunks_exact(4).enumerate() {
-                codes[(((panel * runs + run) * words + word) * PANEL + lane) * 4..][..4]
-                    .copy_from_slice(bytes);
-            }
+    });
+}
+
+/// Stores a cell of one head's K.
+fn write_k(shape: &KvShape, out: &mut [u8], cell: usize, k: &[f32]) {
+    let mut bytes = [0u8; HEAD_BYTES_MAX];
+    let bytes = &mut bytes[..shape.type_k.bytes(shape.c_k)];
+    encode(shape.type_k, k, bytes);
+    let (panel, lane) = (cell / PANEL, cell % PANEL);
+    if shape.type_k.is_float() {
+        for (c, value) in bytes.chunks_exact(2).enumerate() {
+            out[((panel * shape.c_k + c) * PANEL + lane) * 2..][..2].copy_from_slice(value);
+        }
+        return;
+    }
+    let runs = shape.c_k / 32;
+    let (scales, codes) = out.split_at_mut(CELLS * runs * 2);
+    let words = (bytes.len() / runs - 2) / 4;
+    for (run, bytes) in bytes.chunks_exact(2 + 4 * words).enumerate() {
+        scales[((panel * runs + run) * PANEL + lane) * 2..][..2].copy_from_slice(&bytes[..2]);
+        for (word, bytes) in bytes[2..].chunks_exact(4).enumerate() {
+            codes[(((panel * runs + run) * words + word) * PANEL + lane) * 4..][..4]
+                .copy_from_slice(bytes);
         }
     }
-    for (head, v) in v.chunks_exact(shape.c_v).enumerate() {
-        let bytes = &mut bytes[..shape.type_v.bytes(shape.c_v)];
-        encode(shape.type_v, v, bytes);
-        let start = shape.heads * shape.k_bytes() + head * shape.v_bytes();
-        let out = &mut block[start..][..shape.v_bytes()];
-        if shape.type_v.is_float() {
-            out[cell * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
-            continue;
-        }
-        let runs = shape.c_v / 32;
-        let (scales, codes) = out.split_at_mut(CELLS * runs * 2);
-        let run_bytes = bytes.len() / runs - 2;
-        for (run, bytes) in bytes.chunks_exact(2 + run_bytes).enumerate() {
-            scales[(cell * runs + run) * 2..][..2].copy_from_slice(&bytes[..2]);
-            codes[(cell * runs + run) * run_bytes..][..run_bytes].copy_from_slice(&bytes[2..]);
-        }
+}
+
+/// Stores a cell of one head's V.
+fn write_v(shape: &KvShape, out: &mut [u8], cell: usize, v: &[f32]) {
+    let mut bytes = [0u8; HEAD_BYTES_MAX];
+    let bytes = &mut bytes[..shape.type_v.bytes(shape.c_v)];
+    encode(shape.type_v, v, bytes);
+    if shape.type_v.is_float() {
+        out[cell * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
+        return;
+    }
+    let runs = shape.c_v / 32;
+    let (scales, codes) = out.split_at_mut(CELLS * runs * 2);
+    let run_bytes = bytes.len() / runs - 2;
+    for (run, bytes) in bytes.chunks_exact(2 + run_bytes).enumerate() {
+        scales[(cell * runs + run) * 2..][..2].copy_from_slice(&bytes[..2]);
+        codes[(cell * runs + run) * run_bytes..][..run_bytes].copy_from_slice(&bytes[2..]);
     }
 }
 

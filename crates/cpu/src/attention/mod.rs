@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Partials `(m, l, o)` fold to the left inside groups of [`GROUP`] blocks at absolute positions, and groups fold to the
-//! left; blocks without a visible cell are left out. Merging `a` and `b` with `m = max(m_a, m_b)`,
+//! left; blocks without a visible cell are left out, one with cells removed from its middle counts as several. Merging `a` and `b` with `m = max(m_a, m_b)`,
 //! `f_a = exp(m_a - m)`, `f_b = exp(m_b - m)`: `l = fma(l_b, f_b, l_a * f_a)`, `o` alike. A sink merges last, as
 //! `(sink, 1, 0)`. The result is `o / l`.
 //!
@@ -27,12 +27,12 @@ mod soft_max;
 mod tests;
 mod weighted;
 
-pub use layout::{KvShape, KvShapeError, KvType, write_cell};
+pub use layout::{KvShape, KvShapeError, KvType, append, write_cell};
 
 use crate::isa::Isa;
 use crate::mem::{Buffer, OutOfMemory, Shared};
 use crate::pool::Pool;
-use kernel::{ROWS_A_GROUP, Rows, State, attend_blocks, finish, merge};
+use kernel::{ROWS_A_GROUP, Rows, Scratch, attend_spans, finish, merge};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -72,57 +72,89 @@ impl Params<'_> {
     }
 }
 
-/// Partial results of blocks or groups, when a single token's past is spread over threads.
-#[derive(Debug)]
-pub struct Partials {
-    /// `[block or group][head][2 + C]`: m, l, o. Pages that are not written take no memory.
-    buffer: Buffer<f32>,
-}
-
-impl Partials {
-    /// Room for one token's partials over a cache of `cells` cells.
-    ///
-    /// # Errors
-    /// If there is no memory.
-    pub fn new(shape: &KvShape, heads: usize, cells: usize) -> Result<Self, OutOfMemory> {
-        let blocks = cells.div_ceil(CELLS).max(1);
-        Ok(Self {
-            buffer: Buffer::new(blocks * heads * (2 + shape.c_v))?,
-        })
-    }
-
-    /// Bytes of the buffer.
-    pub fn bytes(&self) -> u64 {
-        size_of_val(&*self.buffer) as u64
-    }
-}
-
-/// One layer's blocks: a slice of the same place in each of some slabs.
+/// A block of cells as attention meets it. A block with cells removed from its middle is several spans.
 #[derive(Debug, Clone, Copy)]
-pub struct Blocks<'a> {
-    slabs: &'a [Buffer<u8>],
-    start: usize,
-    bytes: usize,
+pub struct Span<'a> {
+    /// The block holds the cells `256 index ..`.
+    pub index: usize,
+    /// The first of its cells that is there, and where those end.
+    pub cells: (usize, usize),
+    /// One layer's bytes of the block.
+    pub bytes: &'a [u8],
 }
 
-impl<'a> Blocks<'a> {
-    /// Block `i` is bytes `start .. start + bytes` of slab `i`.
-    pub fn new(slabs: &'a [Buffer<u8>], start: usize, bytes: usize) -> Self {
+impl<'a> Span<'a> {
+    /// A block with all its cells.
+    pub fn whole(index: usize, bytes: &'a [u8]) -> Self {
         Self {
-            slabs,
-            start,
+            index,
+            cells: (0, CELLS),
             bytes,
         }
     }
 
-    /// Number of blocks.
-    pub fn count(&self) -> usize {
-        self.slabs.len()
+    fn group(&self) -> usize {
+        self.index / GROUP
+    }
+}
+
+/// Where a call stands among those that attend one layer's spans in parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    /// Whether nothing was attended before.
+    pub first: bool,
+    /// Whether nothing follows: the result is written.
+    pub last: bool,
+}
+
+impl Step {
+    /// All spans in one call.
+    pub const ONLY: Self = Self {
+        first: true,
+        last: true,
+    };
+}
+
+/// Partial results: of blocks or groups, when a single token's past is spread over threads; and of what has been attended so
+/// far, when the spans come in several calls.
+#[derive(Debug)]
+pub struct Partials {
+    /// `[block or group][head][2 + C]`: m, l, o. Pages that are not written take no memory.
+    buffer: Buffer<f32>,
+    /// `[token][head][total, group][2 + C]`.
+    carry: Buffer<f32>,
+    /// The group that `carry` holds the beginning of.
+    open: Option<usize>,
+}
+
+impl Partials {
+    /// Room for one token's partials over a cache of `cells` cells, and for what `tokens` tokens carry from call to call: 0
+    /// where all spans always come at once.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub fn new(
+        shape: &KvShape,
+        heads: usize,
+        cells: usize,
+        tokens: usize,
+    ) -> Result<Self, OutOfMemory> {
+        let (blocks, row) = (cells.div_ceil(CELLS).max(1), heads * (2 + shape.c_v));
+        Ok(Self {
+            buffer: Buffer::new(blocks * row)?,
+            carry: Buffer::new(tokens * 2 * row)?,
+            open: None,
+        })
     }
 
-    /// Block `i`: cells `256 i ..`.
-    pub fn get(&self, i: usize) -> &'a [u8] {
-        &self.slabs[i][self.start..self.start + self.bytes]
+    /// Bytes of results that are spread over threads.
+    pub fn bytes(&self) -> u64 {
+        size_of_val(&*self.buffer) as u64
+    }
+
+    /// Bytes of what is carried from call to call.
+    pub fn carried_bytes(&self) -> u64 {
+        size_of_val(&*self.carry) as u64
     }
 }
 
@@ -130,11 +162,14 @@ thread_local! {
     static SCRATCH: RefCell<kernel::Scratch> = RefCell::default();
 }
 
-/// Attends `q` `[T, heads, C]`, whose first token is at `position`, over `blocks` (block `i` holds cells `256 i ..`); writes
-/// `out` `[T, heads, C]`. The tokens' own cells are already in the blocks.
+/// Attends `q` `[T, heads, C]`, whose first token is at `position`, over `spans`, in ascending order; writes `out`
+/// `[T, heads, C]`. The tokens' own cells are already in the blocks.
+///
+/// Spans may come in several calls, all with the same queries: `step` says which is the first and which the last, and `partials`
+/// carries what was attended so far. The result does not depend on how they are divided.
 ///
 /// # Panics
-/// If lengths do not agree or a visible cell has no block.
+/// If lengths do not agree, or several calls were not foreseen in `partials`.
 #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
 pub fn attend(
     pool: &Pool,
@@ -143,7 +178,8 @@ pub fn attend(
     params: &Params<'_>,
     position: usize,
     q: &[f32],
-    blocks: Blocks<'_>,
+    spans: &[Span<'_>],
+    step: Step,
     partials: &mut Partials,
     out: &mut [f32],
 ) {
@@ -151,17 +187,20 @@ pub fn attend(
     assert_eq!(q.len(), tokens * params.heads * shape.c_k, "queries");
     assert_eq!(out.len(), tokens * params.heads * shape.c_v, "outputs");
     assert_eq!(params.heads % shape.heads, 0, "query heads a KV head");
-    assert!(
-        blocks.count() * CELLS >= position + tokens,
-        "{} blocks for cell {}",
-        blocks.count(),
-        position + tokens
-    );
+    debug_assert!(spans.is_sorted_by_key(|s| (s.index, s.cells.0)), "order");
     let gqa = params.heads / shape.heads;
     let threads = pool.threads();
     let tokens_a_tile = tile_tokens(tokens, gqa, shape, threads);
     let tiles = tokens.div_ceil(tokens_a_tile);
-    let out = Shared::new(out);
+    let size = 2 + shape.c_v;
+    let Partials {
+        buffer,
+        carry,
+        open,
+    } = partials;
+    let opened = if step.first { None } else { *open };
+    *open = spans.last().map(Span::group).or(opened);
+    let (out, carry) = (Shared::new(out), Shared::new(carry));
     let rows = |tile: usize, head: usize| Rows {
         shape: *shape,
         params: *params,
@@ -172,84 +211,149 @@ pub fn attend(
         gqa,
         position,
     };
-    let store = |rows: &Rows<'_>, state: &mut State| {
+    let resume = |rows: &Rows<'_>, scratch: &mut Scratch| {
+        if step.first {
+            scratch.total.clear();
+            scratch.group.clear();
+            return;
+        }
         for r in 0..rows.count() {
             let (t, h) = rows.token_head(r);
             // SAFETY: each token and head belongs to one work item.
-            let out = unsafe { out.part((t * params.heads + h) * shape.c_v, shape.c_v) };
-            finish(rows, r, state, out);
+            let saved = unsafe { carry.part((t * params.heads + h) * 2 * size, 2 * size) };
+            let (total, group) = saved.split_at(size);
+            scratch.total.load(r, total);
+            scratch.group.load(r, group);
         }
     };
-    let seen = params.visible(position);
-    let seen_blocks = seen.start / CELLS..seen.end.div_ceil(CELLS);
-    if tokens != 1 || threads == 1 || seen_blocks.len() < 2 {
+    let leave = |rows: &Rows<'_>, scratch: &mut Scratch| {
+        let (total, group) = (&mut scratch.total, &scratch.group);
+        if step.last {
+            merge(isa, rows.count(), shape.c_v, total, group);
+        }
+        for r in 0..rows.count() {
+            let (t, h) = rows.token_head(r);
+            let at = t * params.heads + h;
+            if step.last {
+                // SAFETY: each token and head belongs to one work item.
+                let out = unsafe { out.part(at * shape.c_v, shape.c_v) };
+                finish(rows, r, total, out);
+            } else {
+                // SAFETY: as above.
+                let saved = unsafe { carry.part(at * 2 * size, 2 * size) };
+                let (into_total, into_group) = saved.split_at_mut(size);
+                total.save(r, into_total);
+                group.save(r, into_group);
+            }
+        }
+    };
+    let spans = seen(spans, params, position, tokens);
+    if tokens != 1 || threads == 1 || spans.len() < 2 {
         pool.run(tiles * shape.heads, |item| {
             // Later tiles see more cells: they go first.
             let rows = rows(tiles - 1 - item / shape.heads, item % shape.heads);
-            let first = params.visible(position + rows.first).start / CELLS;
-            let end = (position + rows.first + rows.tokens).div_ceil(CELLS);
+            let spans = seen(spans, params, position + rows.first, rows.tokens);
             SCRATCH.with_borrow_mut(|scratch| {
                 scratch.prepare(&rows, q);
-                scratch.total.clear();
-                for part in parts(first..end, GROUP) {
-                    attend_blocks(&rows, q, blocks, part, end, scratch);
-                    let (total, partial) = (&mut scratch.total, &scratch.group);
-                    merge(isa, rows.count(), shape.c_v, total, partial);
+                resume(&rows, scratch);
+                let mut open = opened;
+                let mut after = 0;
+                for part in spans.chunk_by(|a, b| a.group() == b.group()) {
+                    after += part.len();
+                    let goes_on = open == Some(part[0].group());
+                    if !goes_on {
+                        let (total, group) = (&mut scratch.total, &scratch.group);
+                        merge(isa, rows.count(), shape.c_v, total, group);
+                    }
+                    open = Some(part[0].group());
+                    attend_spans(&rows, q, part, spans.get(after), goes_on, scratch);
                 }
-                store(&rows, &mut scratch.total);
+                leave(&rows, scratch);
             });
         });
         return;
     }
-    // One token over a long past: its groups, or its blocks if those are too few, are spread and folded afterwards.
-    let groups = parts(seen_blocks.clone(), GROUP).count();
-    let unit = if groups * shape.heads >= ITEMS_A_THREAD * threads {
-        GROUP
+    // One token over a long past: its groups, or its blocks if those are too few, are spread and folded afterwards. A group that
+    // comes in several calls goes on block by block.
+    let groups = spans[0].group()..spans[spans.len() - 1].group() + 1;
+    let whole_groups = step == Step::ONLY && groups.len() * shape.heads >= ITEMS_A_THREAD * threads;
+    let parts = if whole_groups {
+        groups.len()
     } else {
-        1
+        spans.len()
     };
-    let spread: usize = parts(seen_blocks.clone(), unit).count();
-    let first = seen_blocks.start / unit;
-    let size = 2 + shape.c_v;
-    let saved = Shared::new(&mut partials.buffer);
-    pool.run(spread * shape.heads, |item| {
-        let (head, part) = (item % shape.heads, item / shape.heads);
+    let part = |i: usize| {
+        if whole_groups {
+            of_group(spans, groups.start + i)
+        } else {
+            i..i + 1
+        }
+    };
+    let saved = Shared::new(buffer);
+    pool.run(parts * shape.heads, |item| {
+        let (head, i) = (item % shape.heads, item / shape.heads);
         let rows = rows(0, head);
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.prepare(&rows, q);
-            let start = seen_blocks.start.max((first + part) * unit);
-            let end = seen_blocks.end.min((first + part + 1) * unit);
-            attend_blocks(&rows, q, blocks, start..end, end, scratch);
+            attend_spans(&rows, q, &spans[part(i)], None, false, scratch);
             for r in 0..gqa {
-                let at = (part * params.heads + head * gqa + r) * size;
+                let at = (i * params.heads + head * gqa + r) * size;
                 // SAFETY: each part and head belongs to one work item.
                 scratch.group.save(r, unsafe { saved.part(at, size) });
             }
         });
     });
-    let saved = &partials.buffer;
+    let saved = &*buffer;
     pool.run(shape.heads, |head| {
         let rows = rows(0, head);
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.prepare(&rows, q);
-            scratch.total.clear();
-            for group in parts(seen_blocks.clone(), GROUP) {
-                scratch.group.clear();
-                for part in parts(group, unit) {
-                    let part = part.start / unit - first;
-                    for r in 0..gqa {
-                        let at = (part * params.heads + head * gqa + r) * size;
-                        scratch.block.load(r, &saved[at..][..size]);
-                    }
-                    let (group, partial) = (&mut scratch.group, &scratch.block);
-                    merge(isa, gqa, shape.c_v, group, partial);
+            resume(&rows, scratch);
+            let mut open = opened;
+            for i in 0..parts {
+                let group = if whole_groups {
+                    groups.start + i
+                } else {
+                    spans[i].group()
+                };
+                if open != Some(group) {
+                    let (total, partial) = (&mut scratch.total, &scratch.group);
+                    merge(isa, gqa, shape.c_v, total, partial);
+                    scratch.group.clear();
                 }
-                let (total, partial) = (&mut scratch.total, &scratch.group);
-                merge(isa, gqa, shape.c_v, total, partial);
+                open = Some(group);
+                for r in 0..gqa {
+                    let at = (i * params.heads + head * gqa + r) * size;
+                    scratch.block.load(r, &saved[at..][..size]);
+                }
+                let (group, partial) = (&mut scratch.group, &scratch.block);
+                merge(isa, gqa, shape.c_v, group, partial);
             }
-            store(&rows, &mut scratch.total);
+            leave(&rows, scratch);
         });
     });
+}
+
+/// The spans with cells that one of `tokens` tokens from `position` on sees.
+fn seen<'s, 'a>(
+    spans: &'s [Span<'a>],
+    params: &Params<'_>,
+    position: usize,
+    tokens: usize,
+) -> &'s [Span<'a>] {
+    let (start, end) = (
+        params.visible(position).start,
+        params.visible(position + tokens - 1).end,
+    );
+    let first = spans.partition_point(|s| s.index * CELLS + s.cells.1 <= start);
+    let end = spans.partition_point(|s| s.index * CELLS + s.cells.0 < end);
+    &spans[first.min(end)..end]
+}
+
+/// Which spans lie in a group.
+fn of_group(spans: &[Span<'_>], group: usize) -> Range<usize> {
+    let before = |group: usize| spans.partition_point(|s| s.group() < group);
+    before(group)..before(group + 1)
 }
 
 /// Tokens that one work item attends together: as many as [`VALUES_MAX`] allows, fewer if that leaves threads too little to
@@ -259,10 +363,4 @@ fn tile_tokens(tokens: usize, gqa: usize, shape: &KvShape, threads: usize) -> us
     let least = (2 * ROWS_A_GROUP).div_ceil(gqa).min(most);
     let tiles = (ITEMS_A_THREAD * threads).div_ceil(shape.heads);
     tokens.div_ceil(tiles).clamp(least, most).min(tokens.max(1))
-}
-
-/// Cuts a range of blocks at multiples of `len`.
-fn parts(blocks: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
-    (blocks.start / len..blocks.end.div_ceil(len))
-        .map(move |i| blocks.start.max(i * len)..blocks.end.min((i + 1) * len))
 }

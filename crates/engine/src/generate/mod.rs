@@ -35,8 +35,8 @@ pub trait Decoder {
     fn decode(&mut self, token: u32) -> Result<(), Self::Error>;
     /// The logits after the last token.
     fn logits(&self) -> &[f32];
-    /// Forgets all tokens but the first `n`.
-    fn truncate(&mut self, n: usize);
+    /// Forgets all tokens but the first `n`, or more where fewer cannot be kept. Returns how many are kept.
+    fn truncate(&mut self, n: usize) -> usize;
 }
 
 impl Decoder for Session<'_> {
@@ -80,8 +80,8 @@ impl Decoder for Session<'_> {
         Session::logits(self)
     }
 
-    fn truncate(&mut self, n: usize) {
-        Session::truncate(self, n);
+    fn truncate(&mut self, n: usize) -> usize {
+        Session::truncate(self, n)
     }
 }
 
@@ -346,8 +346,7 @@ impl<'t, D: Decoder> Generator<'t, D> {
             .zip(prompt)
             .take_while(|(a, b)| a == b)
             .count();
-        let kept = common.min(prompt.len() - 1);
-        self.decoder.truncate(kept);
+        let kept = self.decoder.truncate(common.min(prompt.len() - 1));
         self.held.truncate(kept);
         kept
     }

@@ -106,8 +106,9 @@ impl Decoder for Reciter {
         &self.logits
     }
 
-    fn truncate(&mut self, n: usize) {
+    fn truncate(&mut self, n: usize) -> usize {
         self.held.truncate(n);
+        self.held.len()
     }
 }
 

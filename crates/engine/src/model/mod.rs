@@ -15,6 +15,7 @@ use cpu::Isa;
 use cpu::pool::{Pinning, Pool, default_threads};
 use gguf::{GgufFile, MapMode};
 use rope::Frequencies;
+use sha2::{Digest, Sha256};
 use std::path::Path;
 use weights::{Loader, Matrix, Weights};
 
@@ -170,6 +171,18 @@ impl Model {
     /// Threads that compute.
     pub fn threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    /// A digest of the model's parameters and of samples of its weights: what tells files of cells of one model from those of another.
+    pub fn fingerprint(&self) -> String {
+        let mut hash = Sha256::new();
+        hash.update(format!("{:?}", self.config));
+        self.weights.sample(&mut |bytes| hash.update(bytes));
+        let norms = self.layers.iter().map(|l| &l.attn_norm);
+        for value in norms.chain([&self.output_norm]).flatten() {
+            hash.update(value.to_le_bytes());
+        }
+        hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
     }
 
     pub(crate) fn output(&self) -> &Matrix {

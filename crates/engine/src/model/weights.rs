@@ -27,6 +27,16 @@ impl Matrix {
         self.ty
     }
 
+    /// Rows: outputs of its product.
+    pub(crate) fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Values of a row: inputs of its product.
+    pub(crate) fn k(&self) -> usize {
+        self.k
+    }
+
     pub(crate) fn view<'a>(&self, weights: &'a Weights) -> TileMatrix<'a> {
         let layout = Layout::of(self.ty).expect("loaded matrices have a layout");
         let bytes = self.n * (self.k / layout.block_len() * layout.block_bytes());
@@ -42,6 +52,20 @@ impl Matrix {
 /// The bytes of all matrices of a model, in one piece: small tensors share huge pages.
 #[derive(Debug)]
 pub(crate) struct Weights(Buffer<u8>);
+
+/// Pieces of the weights that are looked at to tell models apart, and their bytes.
+const SAMPLES: (usize, usize) = (4096, 64);
+
+impl Weights {
+    /// Shows pieces from all over the weights.
+    pub(super) fn sample(&self, show: &mut dyn FnMut(&[u8])) {
+        let (pieces, bytes) = SAMPLES;
+        let step = (self.0.len() / pieces).max(bytes);
+        for start in (0..self.0.len()).step_by(step) {
+            show(&self.0[start..self.0.len().min(start + bytes)]);
+        }
+    }
+}
 
 /// Where loading has got to, told from any worker.
 pub(super) struct Progress<'a> {

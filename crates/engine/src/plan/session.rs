@@ -1,29 +1,37 @@
-//! The plan of a session in main memory, made before its model is loaded.
-//!
-//! Without a device everything lies in one memory, so a decision is about bytes alone: the tiers are walked until one has room.
-//! No rate of the machine can change it, and so none is measured for it.
+//! The plan of a session, made before its model is loaded.
 
 use super::describe::describe;
-use crate::session::{self, N_CTX_DEFAULT, Session, SessionOptions};
+use super::machine;
+use crate::session::{N_CTX_DEFAULT, Placing, Session, SessionOptions};
 use gguf::GgufFile;
-use place::bytes::KvType;
-use place::decide::{Plan, Request, decide};
-use place::model::{Keeps, Model};
+use place::bytes::{BLOCK_CELLS, KvType};
+use place::cost::{Place, SpillModel};
+use place::decide::{Memory, Plan, Prefer, Request, decide, needs_profile};
+use place::model::Model;
 use place::profile::Profile;
+use place::tier;
 use serde::Serialize;
 
 /// What is asked of a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Asked {
     /// Cells; `None`: the smaller of the trained length, [`N_CTX_DEFAULT`] and what has room at the types asked for, f16
     /// where none is.
     pub n_ctx: Option<u64>,
-    /// K, if it is pinned.
-    pub type_k: Option<session::KvType>,
-    /// V, if it is pinned.
-    pub type_v: Option<session::KvType>,
-    /// Tokens a chunk.
-    pub ubatch: u64,
+    /// All else that is asked. Its context does not count, and weights are never left in host memory: sessions cannot do that yet.
+    pub request: Request,
+    /// Whether what is stored in 4 bits is rotated first.
+    pub rotate: bool,
+}
+
+impl Default for Asked {
+    fn default() -> Self {
+        Self {
+            n_ctx: None,
+            request: Request::default(),
+            rotate: true,
+        }
+    }
 }
 
 /// A session as it was planned.
@@ -46,6 +54,8 @@ pub struct Bytes {
     pub kv_bytes: u64,
     /// Activations, scratch, logits.
     pub work_bytes: u64,
+    /// What streaming of cells needs beside that.
+    pub staging_bytes: u64,
 }
 
 /// What was planned, and what was taken.
@@ -66,14 +76,10 @@ pub fn plan(
     asked: &Asked,
     machine: &Profile,
 ) -> Result<SessionPlan, place::Error> {
-    let mut model = describe(file)?;
-    keep_all_cells(&mut model);
-    let ty = |ty: session::KvType| ty.to_string().parse::<KvType>();
+    let model = describe(file)?;
     let request = Request {
-        n_ubatch: asked.ubatch,
-        type_k: asked.type_k.map(ty).transpose()?,
-        type_v: asked.type_v.map(ty).transpose()?,
-        ..Request::default()
+        spill_weights: false,
+        ..asked.request
     };
     let (plan, cut_from) = match asked.n_ctx {
         Some(n_ctx) => (
@@ -90,13 +96,60 @@ pub fn plan(
         n_ctx: usize::try_from(plan.n_ctx).unwrap_or(usize::MAX),
         type_k: ty(plan.type_k),
         type_v: ty(plan.type_v),
-        ubatch: usize::try_from(asked.ubatch).unwrap_or(usize::MAX),
+        ubatch: usize::try_from(request.n_ubatch).unwrap_or(usize::MAX),
+        placing: placing(&plan),
+        rotate: asked.rotate,
     };
     Ok(SessionPlan {
         plan,
         options,
         cut_from,
     })
+}
+
+/// Whether the plan of a session depends on what the machine can do, and not on its memory alone.
+///
+/// # Errors
+/// As [`plan`].
+pub fn needs_rates(file: &GgufFile, asked: &Asked) -> Result<bool, place::Error> {
+    let model = describe(file)?;
+    let request = Request {
+        n_ctx: asked.n_ctx.unwrap_or_else(|| usual_context(&model)),
+        spill_weights: false,
+        ..asked.request
+    };
+    if tier::allowed(&model, request.type_k, request.type_v)?.len() == 1 || asked.n_ctx.is_none() {
+        // The tier is not chosen, and what has no room is in host memory.
+        return Ok(false);
+    }
+    let memory = Memory::of_profile(&request, &machine::unmeasured());
+    // Where main memory plays a device, cells cost the same on either side of the border, unless they are copied over it.
+    let same = request.spill_model == SpillModel::Overlapped
+        && request.kv_share.is_none_or(|share| share >= 1.0);
+    let by_bytes = match memory.place {
+        Place::Host => true,
+        Place::VirtualDevice => same,
+        Place::Device => false,
+    };
+    if by_bytes && request.prefer == Prefer::Quality {
+        return Ok(false);
+    }
+    needs_profile(&request, &model, &memory)
+}
+
+/// Where a plan has the cells.
+fn placing(plan: &Plan) -> Placing {
+    let layout = &plan.layout;
+    if layout.tail_cells == 0 {
+        return Placing::RESIDENT;
+    }
+    let whole = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+    Placing {
+        window_blocks: Some(whole(layout.window_cells / BLOCK_CELLS)),
+        tail_blocks: whole(layout.tail_cells / BLOCK_CELLS),
+        staging_slots: whole(layout.staging_slots),
+        kv_share: plan.cpu_share,
+    }
 }
 
 /// The usual context, or as much of it as has room. A default is no reason to compress.
@@ -132,17 +185,6 @@ pub fn usual_context(model: &Model) -> u64 {
     }
 }
 
-/// Sessions keep every cell of a layer with a window, also those that no query sees again. Returns whether there were any.
-pub fn keep_all_cells(model: &mut Model) -> bool {
-    let mut found = false;
-    for layer in &mut model.layers {
-        if let Keeps::Cells(cells) = &mut layer.keeps {
-            found |= cells.window.take().is_some();
-        }
-    }
-    found
-}
-
 impl Taken {
     /// Compares a session with its plan.
     pub fn of(plan: &Plan, session: &Session<'_>) -> Self {
@@ -151,11 +193,13 @@ impl Taken {
                 weight_bytes: plan.weight_bytes,
                 kv_bytes: plan.kv_alloc_bytes,
                 work_bytes: plan.work_bytes,
+                staging_bytes: plan.layout.staging_bytes,
             },
             real: Bytes {
                 weight_bytes: session.model().memory_bytes(),
                 kv_bytes: session.kv_bytes(),
                 work_bytes: session.work_bytes(),
+                staging_bytes: session.staging_bytes(),
             },
         }
     }

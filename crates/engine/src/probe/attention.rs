@@ -6,7 +6,7 @@
 use super::Error;
 use super::sample::{Clock, seconds_a_call};
 use super::subject::Heads;
-use cpu::attention::{Blocks, CELLS, KvShape, Params, Partials, attend, write_cell};
+use cpu::attention::{CELLS, KvShape, Params, Partials, Span, Step, attend, write_cell};
 use cpu::mem::Buffer;
 use cpu::{Isa, Pool};
 use place::profile::Figure;
@@ -74,7 +74,7 @@ impl Bench {
                 slabs,
                 q,
                 Buffer::new(heads.heads * heads.head_v)?,
-                Partials::new(&shape, heads.heads, CELLS_LARGE)?,
+                Partials::new(&shape, heads.heads, CELLS_LARGE, 0)?,
             ))
         };
         let (slabs, q, out, partials) = room().map_err(Error::memory("cells to attend over"))?;
@@ -132,6 +132,10 @@ impl Bench {
             window: None,
             sinks: None,
         };
+        let slabs = self.slabs[first..first + n].iter().enumerate();
+        let spans: Vec<_> = slabs
+            .map(|(i, slab)| Span::whole(i, &slab[layer * block..][..block]))
+            .collect();
         attend(
             pool,
             self.isa,
@@ -139,7 +143,8 @@ impl Bench {
             &params,
             cells - 1,
             &self.q,
-            Blocks::new(&self.slabs[first..first + n], layer * block, block),
+            &spans,
+            Step::ONLY,
             &mut self.partials,
             &mut self.out,
         );

@@ -1,19 +1,22 @@
-//! A session: one sequence's cache, and the calls that extend it.
+//! A session: sequences of tokens and their cells, and the calls that extend them.
 //!
 //! What a token's logits are depends on the tokens before it, the cache's types and the model alone: not on how the tokens
-//! were cut into calls or chunks.
+//! were cut into calls or chunks, nor on where their cells lie.
 
 mod forward;
-mod kv;
 
+pub use crate::kv::file::SessionFileError;
+pub use crate::kv::{Placing, Spread};
 pub use cpu::attention::KvType;
 
+use crate::backend::{Backend, CELLS, Cpu, KvShape, LOGIT_ROWS};
 use crate::error::Error;
+use crate::kv::Cache;
+use crate::kv::file::Origin;
 use crate::model::{Config, Model};
-use cpu::attention::CELLS;
-use forward::{LOGIT_ROWS, Work};
-use kv::Cache;
-use std::ops::ControlFlow;
+use forward::{Rotation, Work};
+use std::ops::{ControlFlow, Range};
+use std::path::Path;
 
 /// The context that is taken when none is asked for, if the model was trained with at least as much.
 pub const N_CTX_DEFAULT: usize = 8192;
@@ -25,7 +28,7 @@ pub const UBATCH_DEFAULT: usize = 512;
 pub const UBATCH_MAX: usize = 16_384;
 
 /// How a session is set up.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SessionOptions {
     /// Cells.
     pub n_ctx: usize,
@@ -35,6 +38,10 @@ pub struct SessionOptions {
     pub type_v: KvType,
     /// Tokens a chunk.
     pub ubatch: usize,
+    /// Where cells may be.
+    pub placing: Placing,
+    /// Whether what is stored in 4 bits is rotated first, where heads allow it.
+    pub rotate: bool,
 }
 
 impl SessionOptions {
@@ -45,6 +52,17 @@ impl SessionOptions {
             type_k: KvType::F16,
             type_v: KvType::F16,
             ubatch: UBATCH_DEFAULT,
+            placing: Placing::RESIDENT,
+            rotate: true,
+        }
+    }
+
+    fn rotation(&self, config: &Config) -> Rotation {
+        let rotates =
+            |ty: KvType, head: usize| self.rotate && ty == KvType::Q4_0 && head.is_power_of_two();
+        Rotation {
+            k: rotates(self.type_k, config.head_k),
+            v: rotates(self.type_v, config.head_v),
         }
     }
 }
@@ -69,14 +87,24 @@ impl std::fmt::Debug for Wanted<'_> {
     }
 }
 
-/// One sequence in computation.
+/// The number of a sequence of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SequenceId(usize);
+
+/// Sequences in computation, one of which is selected: at first the only one, an empty one.
 #[derive(Debug)]
 pub struct Session<'m> {
     model: &'m Model,
     options: SessionOptions,
-    cache: Cache,
-    work: Work,
-    n_past: usize,
+    run: Run<Cpu<'m>>,
+}
+
+/// A session on some backend.
+#[derive(Debug)]
+struct Run<B: Backend> {
+    backend: B,
+    cache: Cache<B>,
+    work: Work<B>,
 }
 
 impl<'m> Session<'m> {
@@ -98,19 +126,34 @@ impl<'m> Session<'m> {
             )));
         }
         options.ubatch = options.ubatch.min(options.n_ctx);
-        let cache = Cache::new(
-            model.config(),
-            options.n_ctx,
-            options.type_k,
-            options.type_v,
-        )?;
-        let work = Work::new(model, &cache, options.ubatch, options.n_ctx)?;
+        let SessionOptions {
+            n_ctx,
+            ubatch,
+            placing,
+            ..
+        } = options;
+        let c = model.config();
+        let (type_k, type_v) = (options.type_k, options.type_v);
+        let shape = KvShape::new(c.heads_kv, c.head_k, c.head_v, type_k, type_v)?;
+        let cache = Cache::new(c, shape, n_ctx, ubatch, placing);
+        let memory = |source| Error::Memory {
+            what: format!("work space for {ubatch} tokens"),
+            source,
+        };
+        let in_parts = cache.slots() > 0;
+        let mut backend = Cpu::new(model, &shape, ubatch, n_ctx, in_parts).map_err(memory)?;
+        backend
+            .make_slots(cache.slots(), shape.block_bytes())
+            .map_err(memory)?;
+        let work = Work::new(&backend, ubatch)?;
         Ok(Self {
             model,
             options,
-            cache,
-            work,
-            n_past: 0,
+            run: Run {
+                backend,
+                cache,
+                work,
+            },
         })
     }
 
@@ -124,9 +167,9 @@ impl<'m> Session<'m> {
         self.options.n_ctx
     }
 
-    /// Cells taken.
+    /// Positions of the selected sequence that are taken.
     pub fn n_past(&self) -> usize {
-        self.n_past
+        self.run.cache.n()
     }
 
     /// Tokens a chunk.
@@ -134,52 +177,62 @@ impl<'m> Session<'m> {
         self.options.ubatch
     }
 
-    /// Type of K.
-    pub fn type_k(&self) -> KvType {
-        self.options.type_k
+    /// How it was set up.
+    pub fn options(&self) -> &SessionOptions {
+        &self.options
     }
 
-    /// Type of V.
-    pub fn type_v(&self) -> KvType {
-        self.options.type_v
-    }
-
-    /// Bytes of the cache when the context is full.
+    /// Bytes of the cache when the context is full, staging slots not counted.
     pub fn kv_bytes(&self) -> u64 {
-        self.cache.bytes()
+        self.run.cache.bytes()
     }
 
     /// Bytes of the work space.
     pub fn work_bytes(&self) -> u64 {
-        self.work.bytes()
+        self.run.backend.bytes() + self.run.work.bytes()
     }
 
-    /// Takes tokens, a ubatch at a time.
+    /// Bytes of what streaming needs beside that.
+    pub fn staging_bytes(&self) -> u64 {
+        self.run.backend.staging_bytes()
+    }
+
+    /// Where the cells that are there lie now.
+    pub fn spread(&self) -> Spread {
+        self.run.cache.spread()
+    }
+
+    /// Takes tokens of a prompt, a ubatch at a time.
     ///
     /// # Errors
     /// If they do not fit, one is not in the vocabulary, or memory for cells is refused. The session then holds the tokens
     /// of the chunks that were done.
     pub fn prefill(&mut self, tokens: &[u32], mut wanted: Wanted<'_>) -> Result<(), Error> {
         self.check(tokens)?;
-        let chunks = tokens.chunks(self.options.ubatch);
-        let last = chunks.len().saturating_sub(1);
-        for (i, chunk) in chunks.enumerate() {
-            let position = self.n_past;
-            self.cache.reserve(position + chunk.len())?;
-            self.work
-                .forward(self.model, &mut self.cache, position, chunk);
-            self.n_past += chunk.len();
+        let rotation = self.options.rotation(self.model.config());
+        let Run {
+            backend,
+            cache,
+            work,
+        } = &mut self.run;
+        let mut rest = tokens;
+        while !rest.is_empty() {
+            let (position, most) = (cache.n(), self.options.ubatch.min(cache.chunk_max()));
+            let (chunk, later) = rest.split_at(most.min(rest.len()));
+            rest = later;
+            cache.begin(backend, chunk.len(), false)?;
+            work.forward(backend, self.model, cache, rotation, chunk);
             match &mut wanted {
                 Wanted::None => {}
-                Wanted::Last if i == last => {
-                    self.work.logits(self.model, chunk.len() - 1, 1);
+                Wanted::Last if rest.is_empty() => {
+                    work.logits(backend, chunk.len() - 1..chunk.len());
                 }
                 Wanted::Last => {}
                 Wanted::All(each) => {
                     let n_vocab = self.model.config().n_vocab;
                     for first in (0..chunk.len()).step_by(LOGIT_ROWS) {
-                        let rows = LOGIT_ROWS.min(chunk.len() - first);
-                        let logits = self.work.logits(self.model, first, rows);
+                        let rows = first..chunk.len().min(first + LOGIT_ROWS);
+                        let logits = work.logits(backend, rows);
                         for (t, logits) in logits.chunks_exact(n_vocab).enumerate() {
                             if each(position + first + t, logits).is_break() {
                                 return Ok(());
@@ -192,22 +245,94 @@ impl<'m> Session<'m> {
         Ok(())
     }
 
-    /// Takes one token; its logits are in [`Session::logits`] afterwards.
+    /// Takes one generated token; its logits are in [`Session::logits`] afterwards. Where cells are in host memory the CPU takes its
+    /// share of attending them.
     ///
     /// # Errors
     /// As [`Session::prefill`].
     pub fn decode(&mut self, token: u32) -> Result<(), Error> {
-        self.prefill(&[token], Wanted::Last)
+        self.check(&[token])?;
+        let rotation = self.options.rotation(self.model.config());
+        let Run {
+            backend,
+            cache,
+            work,
+        } = &mut self.run;
+        cache.begin(backend, 1, true)?;
+        work.forward(backend, self.model, cache, rotation, &[token]);
+        work.logits(backend, 0..1);
+        Ok(())
     }
 
     /// The logits `[V]` of the last token that [`Wanted::Last`] or [`Session::decode`] was for.
     pub fn logits(&self) -> &[f32] {
-        &self.work.logits[..self.model.config().n_vocab]
+        self.run.work.read(&self.run.backend, 1)
     }
 
-    /// Forgets all tokens but the first `n`.
-    pub fn truncate(&mut self, n: usize) {
-        self.n_past = self.n_past.min(n);
+    /// Forgets the tokens of the selected sequence but the first `n`. Layers with a window keep only a ring of cells: where what a token
+    /// at `n` would see is gone, all tokens are forgotten. Returns how many are kept.
+    pub fn truncate(&mut self, n: usize) -> usize {
+        self.run.cache.truncate(n)
+    }
+
+    /// Removes some tokens of the selected sequence: those after them keep their positions, and later ones no longer see them. Positions are
+    /// never shifted, so removing tokens makes no room. A range that reaches the end is cut off. Returns how many positions are
+    /// taken then.
+    pub fn remove(&mut self, positions: Range<usize>) -> usize {
+        self.run.cache.remove(positions)
+    }
+
+    /// A sequence that begins as a copy of the selected one. The two share the memory of what they have in common.
+    pub fn fork(&mut self) -> SequenceId {
+        SequenceId(self.run.cache.fork())
+    }
+
+    /// The selected sequence.
+    pub fn selected(&self) -> SequenceId {
+        SequenceId(self.run.cache.selected())
+    }
+
+    /// Selects a sequence. Returns whether it exists.
+    pub fn select(&mut self, sequence: SequenceId) -> bool {
+        self.run.cache.select(sequence.0)
+    }
+
+    /// Forgets a sequence that is not the selected one. Returns whether it existed.
+    pub fn forget(&mut self, sequence: SequenceId) -> bool {
+        self.run.cache.forget(sequence.0)
+    }
+
+    /// Writes the selected sequence's cells, and the tokens that they are of, to a file. Whatever happens, the file is then the old or the
+    /// new one.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    ///
+    /// # Panics
+    /// If there are not as many tokens as positions.
+    pub fn save(&self, tokens: &[u32], path: &Path) -> Result<(), SessionFileError> {
+        assert_eq!(tokens.len(), self.n_past(), "tokens of all positions");
+        let Run { backend, cache, .. } = &self.run;
+        cache.save(backend, &self.origin(), tokens, path)
+    }
+
+    /// Replaces the selected sequence by one from a file. Returns its tokens. After an error the sequence is as it was, or empty if memory
+    /// ran out.
+    ///
+    /// # Errors
+    /// If the file cannot be read, is damaged, or of another model or other cache types, or has no room.
+    pub fn restore(&mut self, path: &Path) -> Result<Vec<u32>, SessionFileError> {
+        let origin = self.origin();
+        let Run { backend, cache, .. } = &mut self.run;
+        cache.restore(backend, &origin, path)
+    }
+
+    fn origin(&self) -> Origin {
+        let rotation = self.options.rotation(self.model.config());
+        Origin {
+            model: self.model.fingerprint(),
+            rotated: (rotation.k, rotation.v),
+        }
     }
 
     fn check(&self, tokens: &[u32]) -> Result<(), Error> {
@@ -215,10 +340,11 @@ impl<'m> Session<'m> {
         if let Some(&token) = tokens.iter().find(|&&t| t as usize >= n_vocab) {
             return Err(Error::Token { token, n_vocab });
         }
-        if tokens.len() > self.options.n_ctx - self.n_past {
+        let n_past = self.n_past();
+        if tokens.len() > self.options.n_ctx - n_past {
             return Err(Error::ContextFull {
                 n_ctx: self.options.n_ctx,
-                n_past: self.n_past,
+                n_past,
                 tokens: tokens.len(),
             });
         }

@@ -96,6 +96,8 @@ pub struct KvAlloc {
     pub full_blocks: u64,
     /// Bytes of the same 256 cells in all layers that see everything: what one step of a window over the cache moves.
     pub full_slab: u64,
+    /// Bytes of 256 cells in the largest of these layers: what is streamed at a time.
+    pub full_block: u64,
 }
 
 /// Checks that blocks of the types divide the heads that they would store: a head then is whole blocks wherever it begins.
@@ -214,12 +216,15 @@ pub fn kv_alloc_bytes(model: &Model, cache: &Cache) -> Result<KvAlloc, Error> {
         Streams::Shared => of_room + (n_seq.min(room) - 1),
         Streams::Own => times(of_room, n_seq)?,
     };
-    let (mut full_slab, mut windowed) = (0, 0);
+    let (mut full_slab, mut full_block, mut windowed) = (0, 0, 0);
     for (_, cells) in model.caching() {
         let (k, v) = cell_bytes(cells, cache)?;
         let bytes = times(block, plus(k, v)?)?;
         match cells.window {
-            None => full_slab = plus(full_slab, bytes)?,
+            None => {
+                full_slab = plus(full_slab, bytes)?;
+                full_block = bytes.max(full_block);
+            }
             Some(window) => {
                 let chunk = u128::from(cache.n_ubatch).min(room);
                 let ring = plus(window.into(), chunk)?.div_ceil(block) + 1;
@@ -235,6 +240,7 @@ pub fn kv_alloc_bytes(model: &Model, cache: &Cache) -> Result<KvAlloc, Error> {
         windowed: narrow(windowed)?,
         full_blocks: narrow(full_blocks)?,
         full_slab: narrow(full_slab)?,
+        full_block: narrow(full_block)?,
     })
 }
 

@@ -13,4 +13,4 @@ pub use cache::{
     recurrent_bytes,
 };
 pub use kv_type::KvType;
-pub use work::{WorkBytes, work_bytes};
+pub use work::{WorkBytes, carried_bytes, work_bytes};

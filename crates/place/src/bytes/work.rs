@@ -124,6 +124,19 @@ pub fn work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<WorkBytes,
     })
 }
 
+/// Bytes that a chunk of tokens carries from one part of its attention to the next, where cells are streamed in parts:
+///
+/// ```text
+/// 4 * T * 2 * H * (2 + C)       partial results of the groups before, and of the group begun
+/// ```
+///
+/// # Errors
+/// As [`work_bytes`].
+pub fn carried_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<u64, Error> {
+    let t = u128::from(n_ubatch.min(n_ctx));
+    narrow(product(&[4, t, 2, widest(model)?.partial])?)
+}
+
 fn widest(model: &Model) -> Result<Widest, Error> {
     let mut widest = Widest::default();
     for layer in &model.layers {

@@ -22,7 +22,7 @@ pub use token::{Bound, Placement, SpillModel, Token, drop_between};
 use std::collections::HashMap;
 
 use crate::bytes::KvType;
-use crate::drop::{amount, ms};
+use crate::drop::{amount, ms, part};
 use crate::model::{Cells, Keeps, Model};
 use crate::profile::{HeadShape, Profile};
 use crate::tier::Tier;
@@ -36,8 +36,8 @@ pub const PIECE_BYTES: u64 = 2 << 20;
 pub enum Place {
     /// On the CPU, everything in main memory.
     Host,
-    /// On the CPU; part of main memory plays a device's, so that what lies outside can be tested. The same cores compute
-    /// over both parts, where they lie.
+    /// On the CPU; part of main memory plays a device's, so that what lies outside can be tested. The same cores attend over both parts,
+    /// unless they are told to copy some of the tail first.
     VirtualDevice,
     /// On a device with memory of its own.
     Device,
@@ -176,11 +176,18 @@ pub struct Costs<'a> {
     machine: Machine<'a>,
     common: Common,
     spill_model: SpillModel,
+    /// The part of the tail that the CPU attends; `None`: what is fastest.
+    kv_share: Option<f64>,
 }
 
 impl<'a> Costs<'a> {
     /// Looks up every rate that the model needs.
-    pub fn new(model: &Model, machine: Machine<'a>, spill_model: SpillModel) -> Self {
+    pub fn new(
+        model: &Model,
+        machine: Machine<'a>,
+        spill_model: SpillModel,
+        kv_share: Option<f64>,
+    ) -> Self {
         let used = model.experts.map_or(0, |e| e.used) as f64;
         let layers = model.n_layer() as f64;
         let routed = model.layers.iter();
@@ -217,6 +224,7 @@ impl<'a> Costs<'a> {
             machine,
             common: c,
             spill_model,
+            kv_share: kv_share.map(part),
         }
     }
 

@@ -156,9 +156,12 @@ impl Costs<'_> {
         let dense = (placement.dense_host_bytes as f64).min(self.common.dense_bytes);
         if tail + missing + dense > 0.0 {
             match (self.machine.place, self.spill_model) {
-                // The same cores attend over the same memory.
-                (Place::Host, _) | (Place::VirtualDevice, SpillModel::Overlapped) => {
-                    token.cpu_bytes = tail;
+                (Place::Host, _) => token.cpu_bytes = tail,
+                // The same cores attend over the same memory; only what they copy first costs more.
+                (Place::VirtualDevice, SpillModel::Overlapped) => {
+                    token.cpu_bytes = tail * self.kv_share.unwrap_or(1.0);
+                    token.streamed_bytes = tail - token.cpu_bytes;
+                    token.spill_ms = ms(token.streamed_bytes, self.machine.link_gb_s);
                 }
                 (_, SpillModel::Additive) => {
                     self.add_additive(tier, &mut token, tail, missing + dense);
@@ -329,7 +332,10 @@ impl Costs<'_> {
             let copied = experts_copied + outside.dense * (1.0 - by_cpu);
             let model =
                 self.overlapped_with(tier, r, depth, other + dense_ms + experts, copied, staging);
-            let split = model.best_split(outside.tail);
+            let split = match self.kv_share {
+                None => model.best_split(outside.tail),
+                Some(share) => model.split(outside.tail * (1.0 - share), outside.tail * share),
+            };
             if best.is_none_or(|b| split.t_ms < b.t_ms) {
                 best = Some(split);
             }
@@ -395,8 +401,18 @@ impl Costs<'_> {
         let star = match (self.machine.place, self.spill_model) {
             (Place::Host, _) => 0.0,
             (_, SpillModel::Additive) => self.additive(tier, n_ctx).t_star_bytes(target),
-            // Outside costs what inside does.
-            (Place::VirtualDevice, SpillModel::Overlapped) => f64::INFINITY,
+            // Outside costs what inside does, but for what is copied.
+            (Place::VirtualDevice, SpillModel::Overlapped) => {
+                let resident = self.resident_token(tier, n_ctx).t_ms;
+                let copied = 1.0 - self.kv_share.unwrap_or(1.0);
+                let allowed_ms = resident / (1.0 - part(target)) - resident;
+                if copied > 0.0 {
+                    // Bytes are GB/s times ms, times a million.
+                    allowed_ms * self.machine.link_gb_s * 1e6 / copied
+                } else {
+                    f64::INFINITY
+                }
+            }
             (Place::Device, SpillModel::Overlapped) => {
                 self.overlapped(tier, n_ctx).t_star_bytes(target)
             }
@@ -408,7 +424,12 @@ impl Costs<'_> {
     pub fn tail_drop(&self, tier: &TierCost, depth: u64, tail_bytes: f64) -> f64 {
         let tail = tail_bytes * tier.full_reads;
         match (self.machine.place, self.spill_model) {
-            (Place::Host, _) | (Place::VirtualDevice, SpillModel::Overlapped) => 0.0,
+            (Place::Host, _) => 0.0,
+            (Place::VirtualDevice, SpillModel::Overlapped) => {
+                let resident = self.resident_token(tier, depth).t_ms;
+                let copied = tail * (1.0 - self.kv_share.unwrap_or(1.0));
+                drop_between(resident, resident + ms(copied, self.machine.link_gb_s))
+            }
             (_, SpillModel::Additive) => self.additive(tier, depth).drop(tail),
             (Place::Device, SpillModel::Overlapped) => self.overlapped(tier, depth).drop(tail),
         }

@@ -2,6 +2,7 @@
 
 use super::memory::{Memory, Needs};
 use super::request::{Request, Spill};
+use super::split::window_blocks;
 use crate::bytes::{BLOCK_CELLS, check_types};
 use crate::limits::CTX_SEARCH_MAX;
 use crate::model::Model;
@@ -30,10 +31,15 @@ fn fits(
     let Ok(needs) = Needs::new(model, request, memory.place, tier, n_ctx) else {
         return false;
     };
-    if needs.resident() <= memory.fast_bytes && needs.embedding_host <= memory.host_bytes {
+    let window = window_blocks(request, &needs);
+    let whole = window == needs.kv.full_blocks;
+    if whole && needs.resident() <= memory.fast_bytes && needs.embedding_host <= memory.host_bytes {
         return true;
     }
-    let staging = needs.staging_min(memory.place);
+    if !whole && kv == Kv::Resident {
+        return false;
+    }
+    let staging = needs.staging;
     let spill_max = match (kv, request.spill) {
         (Kv::Resident, _) | (_, Spill::Off) => 0,
         (Kv::Spilled, Spill::Auto) => u64::MAX,
@@ -41,6 +47,11 @@ fn fits(
     };
     let slab = needs.kv.full_slab.max(1);
     let movable = needs.kv.full_blocks - needs.blocks_min;
+    let asked = needs.kv.full_blocks - window;
+    if asked > spill_max / slab {
+        return false;
+    }
+    let movable = if whole { movable } else { asked };
     let tail = (spill_max / slab).min(movable).saturating_mul(slab);
     let kv_in = needs.kv.full - tail.min(needs.kv.full);
     let fixed = needs.fixed().saturating_add(staging).saturating_add(kv_in);
@@ -59,6 +70,9 @@ fn fits(
         && fits_host([tail.saturating_sub(free / slab * slab), 0])
     {
         return true;
+    }
+    if !request.spill_weights {
+        return false;
     }
     // KV first: all experts are outside, for slots change what they hold, and what else has no room.
     let over = needs.dense.saturating_add(tail).saturating_sub(room);

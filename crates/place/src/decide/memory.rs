@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use super::request::Request;
 use crate::bytes::{
-    BLOCK_CELLS, Cache, KvAlloc, kv_alloc_bytes, kv_bytes, recurrent_bytes, work_bytes,
+    BLOCK_CELLS, Cache, KvAlloc, carried_bytes, kv_alloc_bytes, kv_bytes, recurrent_bytes,
+    work_bytes,
 };
 use crate::cost::{PIECE_BYTES, Place};
 use crate::error::Error;
@@ -15,6 +16,9 @@ use crate::tier::Tier;
 
 /// Slots of the staging ring without which nothing can be streamed while something is in use.
 const STAGING_SLOTS_MIN: u64 = 4;
+
+/// Slots where main memory plays a device: copies cannot run beside the cores that make them, so more would gain nothing.
+const STAGING_SLOTS_VIRTUAL: u64 = 8;
 
 /// What is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -47,6 +51,12 @@ impl Memory {
                     host_bytes: host_available - fast_bytes,
                 }
             }
+            // A window says how much is inside; all main memory is there for either part.
+            None if request.window_cells.is_some() => Self {
+                place: Place::VirtualDevice,
+                fast_bytes: host_available,
+                host_bytes: host_available,
+            },
             None => Self {
                 place: Place::Host,
                 fast_bytes: host_available,
@@ -84,6 +94,12 @@ pub(super) struct Needs {
     pub embedding_host: u64,
     /// The largest expert: a slot.
     pub slot: u64,
+    /// What streaming needs, least: slots, and partial results of a chunk's attention.
+    pub staging: u64,
+    /// The latter.
+    pub carried: u64,
+    /// Bytes of a staging slot.
+    pub piece: u64,
     /// Fewest blocks of a layer in fast memory: those that a chunk of tokens writes.
     pub blocks_min: u64,
 }
@@ -105,8 +121,24 @@ impl Needs {
         } else {
             0
         };
-        let of_chunk = request.n_ubatch.min(n_ctx).div_ceil(BLOCK_CELLS) + 1;
+        // Without a device chunks are cut to what a window holds, which costs little.
+        let of_chunk = match place {
+            Place::Device => request.n_ubatch.min(n_ctx).div_ceil(BLOCK_CELLS) + 1,
+            Place::VirtualDevice | Place::Host => 1,
+        };
         let slots = model.layers.iter().map(|l| l.one_expert_bytes);
+        let slot = slots.max().unwrap_or(0);
+        let (piece, slots, carried) = match place {
+            // An expert goes through one slot.
+            Place::Device => (PIECE_BYTES.max(slot), STAGING_SLOTS_MIN, 0),
+            Place::VirtualDevice => (
+                kv.full_block,
+                STAGING_SLOTS_VIRTUAL,
+                carried_bytes(model, n_ctx, request.n_ubatch)?,
+            ),
+            Place::Host => (0, 0, 0),
+        };
+        let slots = request.staging_slots.unwrap_or(slots).max(1);
         Ok(Self {
             kv_bytes: kv_bytes(model, &cache)?.total,
             kv,
@@ -121,7 +153,10 @@ impl Needs {
             dense: w.dense + w.output + (w.embedding - embedding_host),
             experts: w.experts,
             embedding_host,
-            slot: slots.max().unwrap_or(0),
+            slot,
+            staging: slots.saturating_mul(piece).saturating_add(carried),
+            carried,
+            piece,
             blocks_min: of_chunk.saturating_mul(request.n_seq).min(kv.full_blocks),
         })
     }
@@ -136,21 +171,6 @@ impl Needs {
     pub(super) fn resident(&self) -> u64 {
         let parts = [self.fixed(), self.dense, self.experts, self.kv.full];
         parts.into_iter().fold(0, u64::saturating_add)
-    }
-
-    /// Staging without which nothing can be outside fast memory.
-    pub(super) fn staging_min(&self, place: Place) -> u64 {
-        if place == Place::Device {
-            // An expert goes through one slot.
-            STAGING_SLOTS_MIN.saturating_mul(self.piece())
-        } else {
-            0
-        }
-    }
-
-    /// What one staging slot holds.
-    pub(super) fn piece(&self) -> u64 {
-        PIECE_BYTES.max(self.slot)
     }
 }
 

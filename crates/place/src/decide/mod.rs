@@ -47,7 +47,8 @@ pub fn needs_profile(request: &Request, model: &Model, memory: &Memory) -> Resul
 }
 
 fn all_fits(request: &Request, memory: &Memory, needs: &Needs) -> bool {
-    needs.resident() <= memory.fast_bytes
+    split::window_blocks(request, needs) == needs.kv.full_blocks
+        && needs.resident() <= memory.fast_bytes
         && needs.embedding_host <= memory.host_bytes
         // A smaller cache that was asked for is a decision to keep experts outside.
         && request.expert_cache_mib.is_none_or(|mib| mib.saturating_mul(MIB) >= needs.experts)
@@ -63,7 +64,7 @@ pub fn decide(request: &Request, model: &Model, profile: &Profile) -> Result<Pla
     let memory = Memory::of_profile(request, profile);
     let threads = request.threads.unwrap_or(profile.key.threads).max(1);
     let machine = Machine::new(profile, memory.place, threads);
-    let costs = Costs::new(model, machine, request.spill_model);
+    let costs = Costs::new(model, machine, request.spill_model, request.kv_share);
     let planner = Planner {
         request,
         model,
@@ -160,15 +161,16 @@ impl Planner<'_> {
 
     /// KV beyond what fast memory holds beside all weights and, since then something is streamed, the staging slots.
     fn over(&self, needs: &Needs) -> u64 {
+        let window = split::window_blocks(self.request, needs);
+        let outside = (needs.kv.full_blocks - window).saturating_mul(needs.kv.full_slab);
         if needs.resident() <= self.memory.fast_bytes {
-            return 0;
+            return outside;
         }
-        let staging = needs.staging_min(self.memory.place);
         let over = needs
             .resident()
-            .saturating_add(staging)
+            .saturating_add(needs.staging)
             .saturating_sub(self.memory.fast_bytes);
-        over.min(needs.kv.full)
+        over.max(outside).min(needs.kv.full)
     }
 
     fn candidates(&self, needs: &Needs, cost: &TierCost, t_star: u64, over: u64) -> Vec<Candidate> {
@@ -366,7 +368,7 @@ impl Planner<'_> {
             hints,
             layout: best
                 .as_ref()
-                .map_or_else(Layout::default, |c| layout(needs, c, self.memory.place)),
+                .map_or_else(Layout::default, |c| layout(needs, c)),
             predicted,
             threads,
             cpu_share,
@@ -545,7 +547,7 @@ fn outside(needs: &Needs, c: &Candidate) -> String {
 }
 
 /// Where everything goes, part by part.
-fn layout(needs: &Needs, c: &Candidate, place: Place) -> Layout {
+fn layout(needs: &Needs, c: &Candidate) -> Layout {
     let p = &c.placement;
     let dense_fast = needs.dense - p.dense_host_bytes.min(needs.dense);
     let experts_fast = p.expert_cache_bytes.min(needs.experts);
@@ -586,16 +588,12 @@ fn layout(needs: &Needs, c: &Candidate, place: Place) -> Layout {
         spill_bytes: c.spill_bytes,
         expert_slots: slots(experts_fast, needs.slot),
         expert_cache_bytes: experts_fast,
-        staging_slots: if place == Place::Device {
-            slots(p.staging_bytes, needs.piece())
-        } else {
-            0
-        },
-        staging_slot_bytes: if p.staging_bytes > 0 {
-            needs.piece()
-        } else {
-            0
-        },
+        staging_slots: slots(
+            p.staging_bytes - needs.carried.min(p.staging_bytes),
+            needs.piece,
+        ),
+        staging_bytes: p.staging_bytes,
+        staging_slot_bytes: if p.staging_bytes > 0 { needs.piece } else { 0 },
     }
 }
 

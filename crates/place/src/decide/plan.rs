@@ -243,6 +243,8 @@ pub struct Layout {
     pub staging_slots: u64,
     /// What one of them holds.
     pub staging_slot_bytes: u64,
+    /// All that streaming needs: slots, and partial results of a chunk's attention.
+    pub staging_bytes: u64,
 }
 
 /// One part of a memory.

@@ -62,6 +62,15 @@ pub struct Request {
     pub prefer: Prefer,
     /// What [`Prefer::Speed`] does not go below.
     pub min_tier: Tier,
+    /// Cells of the layers that see everything in fast memory, rounded up to whole blocks; `None`: what is worth most. Without a device
+    /// main memory then plays one.
+    pub window_cells: Option<u64>,
+    /// The part of the tail that the CPU attends for generated tokens, 0 to 1; `None`: what is fastest.
+    pub kv_share: Option<f64>,
+    /// Slots of the staging ring; `None`: what is worth most.
+    pub staging_slots: Option<u64>,
+    /// Whether weights may be left in host memory, too.
+    pub spill_weights: bool,
     /// Slots for routed experts, MiB; `None`: what is worth most.
     pub expert_cache_mib: Option<u64>,
     /// Threads; `None`: those that the profile was measured with.
@@ -85,6 +94,10 @@ impl Default for Request {
             spill_max_mib: None,
             prefer: Prefer::Quality,
             min_tier: LADDER[1],
+            window_cells: None,
+            kv_share: None,
+            staging_slots: None,
+            spill_weights: true,
             expert_cache_mib: None,
             threads: None,
         }

@@ -83,6 +83,14 @@ impl Given {
     }
 }
 
+/// Blocks of each layer that sees everything that may be in fast memory.
+pub(super) fn window_blocks(request: &Request, needs: &Needs) -> u64 {
+    let asked = request
+        .window_cells
+        .map(|cells| cells.div_ceil(BLOCK_CELLS).max(1));
+    asked.unwrap_or(u64::MAX).min(needs.kv.full_blocks)
+}
+
 /// What a division is judged by.
 pub(super) struct Judge<'a> {
     pub costs: &'a Costs<'a>,
@@ -122,13 +130,15 @@ pub(super) fn split(
     let experts_max = request.expert_cache_mib.map_or(needs.experts, |mib| {
         mib.saturating_mul(1 << 20).min(needs.experts)
     });
+    let window = window_blocks(request, needs);
     let most = Given {
         dense: needs.dense,
         experts: experts_max,
-        blocks: needs.kv.full_blocks,
+        blocks: window,
         staging: 0,
     };
-    if most.bytes(needs) <= capacity && most.experts == needs.experts {
+    let whole = window == needs.kv.full_blocks && most.experts == needs.experts;
+    if most.bytes(needs) <= capacity && whole {
         return Some(most);
     }
     let blocks_min = match request.spill {
@@ -143,11 +153,17 @@ pub(super) fn split(
                 .max(needs.blocks_min)
         }
     };
+    let blocks_min = match request.window_cells {
+        None => blocks_min,
+        // What was asked for is kept, unless that leaves more outside than may be.
+        Some(_) if blocks_min <= window || request.spill == Spill::Auto => window,
+        Some(_) => return None,
+    };
     let least = Given {
         dense: 0,
         experts: 0,
         blocks: blocks_min,
-        staging: needs.staging_min(memory.place),
+        staging: needs.staging,
     };
     let left = capacity.checked_sub(least.bytes(needs))?;
     let mut hand = Hand {
@@ -156,6 +172,12 @@ pub(super) fn split(
         given: least,
         left,
     };
+    if !request.spill_weights {
+        hand.give(What::Dense, u64::MAX);
+        hand.give(What::Experts, u64::MAX);
+        hand.give(What::Window, u64::MAX);
+        return hand.given.all_weights(needs).then_some(hand.given);
+    }
     match order {
         Order::WeightsFirst => {
             hand.give(What::Dense, u64::MAX);
@@ -212,7 +234,7 @@ impl Hand<'_> {
                 &mut self.given.staging,
                 // What bounds it is not a need, but what is left.
                 u64::MAX,
-                self.needs.piece(),
+                self.needs.piece.max(1),
             ),
         };
         let bytes = if what == What::Window {
@@ -239,7 +261,7 @@ impl Hand<'_> {
     }
 
     fn give_by_worth(&mut self, judge: &Judge<'_>, capacity: u64) {
-        let unit = [self.needs.slot, self.needs.kv.full_slab, self.needs.piece()];
+        let unit = [self.needs.slot, self.needs.kv.full_slab, self.needs.piece];
         let largest = unit.into_iter().max().unwrap_or(1);
         let step = (self.left / STEPS).max(largest).max(1);
         let staging_most = capacity / STAGING_PART_MAX;

@@ -156,8 +156,8 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         isa: model.isa().to_string(),
         threads: model.threads(),
         ubatch: session.ubatch(),
-        cache_type_k: session.type_k().to_string(),
-        cache_type_v: session.type_v().to_string(),
+        cache_type_k: session.options().type_k.to_string(),
+        cache_type_v: session.options().type_v.to_string(),
         cases: measured,
         memory,
     };

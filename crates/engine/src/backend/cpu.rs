@@ -1,0 +1,446 @@
+//! The CPU: everything is in main memory, operations are over when they return.
+
+use super::{At, Attending, Backend, LOGIT_ROWS, Placed};
+use crate::model::rope::Frequencies;
+use crate::model::{Layer, Linear, Model};
+use cpu::acts::Acts;
+use cpu::attention::{KvShape, Params, Partials, Span, Step, append, attend};
+use cpu::mem::{Buffer, OutOfMemory};
+use cpu::ops;
+use cpu::product::{Operand, Task, products};
+use gguf::TensorType;
+use quant::act::{BLOCK32, BLOCK256, Passes};
+use quant::product::act_block;
+use std::ops::Range;
+
+/// Bytes that a thread copies at a time.
+const COPY_BYTES: usize = 64 << 10;
+
+/// A model on the CPU, and what its operations work in.
+#[derive(Debug)]
+pub(crate) struct Cpu<'m> {
+    model: &'m Model,
+    acts32: Acts,
+    acts256: Acts,
+    /// Cosines and sines of the chunk's positions, for layers without and with a window.
+    angles: [Angles; 2],
+    partials: Partials,
+    slots: Vec<Buffer<u8>>,
+}
+
+impl<'m> Cpu<'m> {
+    /// Work space for up to `ubatch` tokens over up to `n_ctx` cells. `in_parts`: spans may come in several calls.
+    pub(crate) fn new(
+        model: &'m Model,
+        shape: &KvShape,
+        ubatch: usize,
+        n_ctx: usize,
+        in_parts: bool,
+    ) -> Result<Self, OutOfMemory> {
+        let c = model.config();
+        let widest = c.ff.max(c.width).max(c.heads * c.head_v);
+        let carried = if in_parts { ubatch } else { 0 };
+        Ok(Self {
+            model,
+            acts32: Acts::new(ubatch.max(2 * LOGIT_ROWS), widest)?,
+            acts256: Acts::new(2 * ubatch.max(LOGIT_ROWS), widest)?,
+            angles: [
+                Angles::new(&model.rope, ubatch)?,
+                Angles::new(&model.rope_windowed, ubatch)?,
+            ],
+            partials: Partials::new(shape, c.heads, n_ctx, carried)?,
+            slots: Vec::new(),
+        })
+    }
+
+    /// Quantises `x` `[T, K]` into the blocks that weights of some types read. With two passes the operand has `2 T` rows,
+    /// unless all weights are float.
+    fn quantise<'a>(
+        &'a mut self,
+        x: &'a [f32],
+        tokens: usize,
+        types: &[TensorType],
+        passes: Passes,
+    ) -> Operand<'a> {
+        let model = self.model;
+        let k = x.len() / tokens;
+        let fill = |acts: &'a mut Acts, block: usize| {
+            types
+                .iter()
+                .any(|&ty| act_block(ty) == Some(block))
+                .then(|| {
+                    acts.quantise(&model.pool, model.isa, x, tokens, block, passes);
+                    &*acts
+                })
+        };
+        let (acts32, acts256) = (
+            fill(&mut self.acts32, BLOCK32),
+            fill(&mut self.acts256, BLOCK256),
+        );
+        let rows = acts32.or(acts256).map_or(tokens, Acts::tokens);
+        Operand {
+            x,
+            tokens: rows,
+            k,
+            acts32,
+            acts256,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Angles {
+    cos: Buffer<f32>,
+    sin: Buffer<f32>,
+    pairs: usize,
+}
+
+impl Angles {
+    fn new(frequencies: &Frequencies, tokens: usize) -> Result<Self, OutOfMemory> {
+        let pairs = frequencies.pairs();
+        Ok(Self {
+            cos: Buffer::new(tokens * pairs)?,
+            sin: Buffer::new(tokens * pairs)?,
+            pairs,
+        })
+    }
+
+    fn fill(&mut self, frequencies: &Frequencies, position: usize, tokens: usize) {
+        let n = self.pairs;
+        for t in 0..tokens {
+            let at = t * n..(t + 1) * n;
+            frequencies.at(position + t, &mut self.cos[at.clone()], &mut self.sin[at]);
+        }
+    }
+
+    fn of(&self, t: usize) -> (&[f32], &[f32]) {
+        let at = t * self.pairs..(t + 1) * self.pairs;
+        (&self.cos[at.clone()], &self.sin[at])
+    }
+
+    fn bytes(&self) -> u64 {
+        (size_of_val(&*self.cos) + size_of_val(&*self.sin)) as u64
+    }
+}
+
+impl Backend for Cpu<'_> {
+    type Array = Buffer<f32>;
+    type Slab = Buffer<u8>;
+    type HostSlab = Buffer<u8>;
+
+    fn model(&self) -> &Model {
+        self.model
+    }
+
+    fn bytes(&self) -> u64 {
+        let angles: u64 = self.angles.iter().map(Angles::bytes).sum();
+        self.acts32.bytes() + self.acts256.bytes() + self.partials.bytes() + angles
+    }
+
+    fn staging_bytes(&self) -> u64 {
+        let slots: u64 = self.slots.iter().map(|s| s.len() as u64).sum();
+        slots + self.partials.carried_bytes()
+    }
+
+    fn array(&self, len: usize) -> Result<Buffer<f32>, OutOfMemory> {
+        Buffer::new(len)
+    }
+
+    fn read<'a>(&'a self, array: &'a Buffer<f32>, len: usize) -> &'a [f32] {
+        &array[..len]
+    }
+
+    fn slab(&self, bytes: usize) -> Result<Buffer<u8>, OutOfMemory> {
+        Buffer::new(bytes)
+    }
+
+    fn host_slab(&self, bytes: usize) -> Result<Buffer<u8>, OutOfMemory> {
+        Buffer::new(bytes)
+    }
+
+    fn spill(&mut self, from: &Buffer<u8>, to: &mut Buffer<u8>) {
+        copy(self.model, from, to);
+    }
+
+    fn fetch(&mut self, from: &Buffer<u8>, to: &mut Buffer<u8>) {
+        copy(self.model, from, to);
+    }
+
+    fn duplicate(&mut self, from: &Buffer<u8>, to: &mut Buffer<u8>) {
+        copy(self.model, from, to);
+    }
+
+    fn save(&self, from: &Buffer<u8>, to: &mut Vec<u8>) {
+        to.extend_from_slice(from);
+    }
+
+    fn save_host(&self, from: &Buffer<u8>, to: &mut Vec<u8>) {
+        to.extend_from_slice(from);
+    }
+
+    fn restore(&mut self, from: &[u8], to: &mut Buffer<u8>) {
+        to.copy_from_slice(from);
+    }
+
+    fn make_slots(&mut self, slots: usize, bytes: usize) -> Result<(), OutOfMemory> {
+        self.slots = (0..slots)
+            .map(|_| Buffer::new(bytes))
+            .collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    fn stage(&mut self, from: &Buffer<u8>, at: Range<usize>, slot: usize) {
+        copy(self.model, &from[at], &mut self.slots[slot]);
+    }
+
+    fn begin(&mut self, position: usize, tokens: usize) {
+        self.angles[0].fill(&self.model.rope, position, tokens);
+        self.angles[1].fill(&self.model.rope_windowed, position, tokens);
+    }
+
+    fn embed(&mut self, tokens: &[u32], x: &mut Buffer<f32>) {
+        let (model, c) = (self.model, self.model.config());
+        let view = model.embedding.view(&model.weights);
+        let x = &mut x[..tokens.len() * c.width];
+        model.pool.rows(x, c.width, |t, x| {
+            view.decode_row(tokens[t] as usize, x);
+            if c.embedding_scale != 1.0 {
+                ops::scale(model.isa, x, c.embedding_scale);
+            }
+        });
+    }
+
+    fn norm(&mut self, x: &Buffer<f32>, weight: &[f32], tokens: usize, out: &mut Buffer<f32>) {
+        let (model, c) = (self.model, self.model.config());
+        let out = &mut out[..tokens * c.width];
+        model.pool.rows(out, c.width, |t, out| {
+            let x = &x[t * c.width..][..c.width];
+            ops::rms_norm(model.isa, x, Some(weight), c.norm_eps, out);
+        });
+    }
+
+    fn project<const N: usize>(
+        &mut self,
+        x: &Buffer<f32>,
+        tokens: usize,
+        outputs: [(&Linear, &mut Buffer<f32>); N],
+    ) {
+        let model = self.model;
+        let types = outputs.each_ref().map(|(linear, _)| linear.w.ty());
+        let k = outputs[0].0.w.k();
+        let operand = self.quantise(&x[..tokens * k], tokens, &types, Passes::One);
+        let linears = outputs.each_ref().map(|(linear, _)| *linear);
+        let mut tasks = outputs.map(|(linear, out)| Task {
+            out: &mut out[..tokens * linear.w.n()],
+            w: linear.w.view(&model.weights),
+        });
+        products(&model.pool, model.isa, &operand, &mut tasks);
+        for (linear, task) in linears.into_iter().zip(tasks) {
+            add_bias(model, linear, task.out);
+        }
+    }
+
+    fn turn(
+        &mut self,
+        layer: &Layer,
+        windowed: bool,
+        tokens: usize,
+        q: &mut Buffer<f32>,
+        k: &mut Buffer<f32>,
+    ) {
+        let (model, c) = (self.model, self.model.config());
+        let angles = &self.angles[usize::from(windowed)];
+        let (row_q, row_k) = (c.heads * c.head_k, c.heads_kv * c.head_k);
+        let (q, k) = (&mut q[..tokens * row_q], &mut k[..tokens * row_k]);
+        model.pool.rows2(q, row_q, k, row_k, |t, q, k| {
+            let (cos, sin) = angles.of(t);
+            for (x, norm) in [(q, &layer.q_norm), (k, &layer.k_norm)] {
+                if let Some(norm) = norm {
+                    ops::rms_norm_heads(model.isa, x, norm, c.norm_eps);
+                }
+                ops::rope(model.isa, c.rope_pairs, c.head_k, cos, sin, x);
+            }
+        });
+    }
+
+    fn rotate(&mut self, head: usize, tokens: usize, row: usize, x: &mut Buffer<f32>) {
+        let model = self.model;
+        model.pool.rows(&mut x[..tokens * row], row, |_, x| {
+            ops::hadamard_heads(model.isa, head, x);
+        });
+    }
+
+    fn append(
+        &mut self,
+        attending: &Attending<'_>,
+        slab: &mut Buffer<u8>,
+        first: usize,
+        tokens: Range<usize>,
+        k: &Buffer<f32>,
+        v: &Buffer<f32>,
+    ) {
+        let shape = attending.shape;
+        let rows = |row: usize| tokens.start * row..tokens.end * row;
+        let (k, v) = (
+            &k[rows(shape.heads * shape.c_k)],
+            &v[rows(shape.heads * shape.c_v)],
+        );
+        let block = &mut slab[attending.at.clone()];
+        append(&self.model.pool, shape, block, first, k, v);
+    }
+
+    fn attend(
+        &mut self,
+        attending: &Attending<'_>,
+        q: &Buffer<f32>,
+        spans: &[Placed<'_, Self>],
+        step: Step,
+        out: &mut Buffer<f32>,
+    ) {
+        let (model, c) = (self.model, self.model.config());
+        let Attending {
+            shape,
+            at,
+            window,
+            position,
+            tokens,
+        } = *attending;
+        let params = Params {
+            heads: c.heads,
+            scale: c.attention_scale,
+            soft_cap: c.attention_soft_cap,
+            window,
+            sinks: None,
+        };
+        let spans: Vec<Span<'_>> = spans
+            .iter()
+            .map(|span| Span {
+                index: span.index,
+                cells: span.cells,
+                bytes: match &span.at {
+                    At::Device(slab) | At::Host(slab) => &slab[at.clone()],
+                    At::Staged(slot) => &self.slots[*slot][..at.len()],
+                },
+            })
+            .collect();
+        attend(
+            &model.pool,
+            model.isa,
+            shape,
+            &params,
+            position,
+            &q[..tokens * c.heads * c.head_k],
+            &spans,
+            step,
+            &mut self.partials,
+            &mut out[..tokens * c.heads * c.head_v],
+        );
+    }
+
+    fn gate(&mut self, tokens: usize, gate: &mut Buffer<f32>, up: &Buffer<f32>) {
+        let (model, c) = (self.model, self.model.config());
+        model
+            .pool
+            .rows(&mut gate[..tokens * c.ff], c.ff, |t, gate| {
+                ops::gated(model.isa, c.gate, gate, &up[t * c.ff..(t + 1) * c.ff]);
+            });
+    }
+
+    fn down(&mut self, down: &Linear, gate: &Buffer<f32>, tokens: usize, delta: &mut Buffer<f32>) {
+        let (model, c) = (self.model, self.model.config());
+        // Gated activations have heavy tails: with one scale for 256 of them 8 bits lose three times what the rest of the
+        // layer does (docs/measurements.md).
+        let passes = if act_block(down.w.ty()) == Some(BLOCK256) {
+            Passes::Two
+        } else {
+            Passes::One
+        };
+        let gate = &gate[..tokens * c.ff];
+        let operand = self.quantise(gate, tokens, &[down.w.ty()], passes);
+        let rows = operand.tokens;
+        let task = Task {
+            w: down.w.view(&model.weights),
+            out: &mut delta[..rows * c.width],
+        };
+        products(&model.pool, model.isa, &operand, &mut [task]);
+        let (first, second) = delta.split_at_mut(tokens * c.width);
+        if rows > tokens {
+            ops::add(model.isa, first, &second[..tokens * c.width]);
+        }
+        add_bias(model, down, first);
+    }
+
+    fn add(
+        &mut self,
+        delta: &Buffer<f32>,
+        norm: Option<&[f32]>,
+        tokens: usize,
+        normed: &mut Buffer<f32>,
+        x: &mut Buffer<f32>,
+    ) {
+        let (model, c) = (self.model, self.model.config());
+        let n = tokens * c.width;
+        let (x, normed) = (&mut x[..n], &mut normed[..n]);
+        model
+            .pool
+            .rows2(x, c.width, normed, c.width, |t, x, normed| {
+                let delta = &delta[t * c.width..][..c.width];
+                match norm {
+                    Some(norm) => {
+                        ops::rms_norm(model.isa, delta, Some(norm), c.norm_eps, normed);
+                        ops::add(model.isa, x, normed);
+                    }
+                    None => ops::add(model.isa, x, delta),
+                }
+            });
+    }
+
+    fn logits(
+        &mut self,
+        x: &Buffer<f32>,
+        rows: Range<usize>,
+        last: &mut Buffer<f32>,
+        logits: &mut Buffer<f32>,
+    ) {
+        let (model, c) = (self.model, self.model.config());
+        let n = rows.len();
+        for (t, row) in rows.enumerate() {
+            let (x, out) = (
+                &x[row * c.width..][..c.width],
+                &mut last[t * c.width..][..c.width],
+            );
+            ops::rms_norm(model.isa, x, Some(&model.output_norm), c.norm_eps, out);
+        }
+        let w = model.output().view(&model.weights);
+        // What rounding the last activations to 8 bits loses goes straight into the logits, so they are carried in two passes.
+        let operand = self.quantise(&last[..n * c.width], n, &[w.ty()], Passes::Two);
+        let rows = operand.tokens;
+        let task = Task {
+            w,
+            out: &mut logits[..rows * c.n_vocab],
+        };
+        products(&model.pool, model.isa, &operand, &mut [task]);
+        let (logits, lost) = logits.split_at_mut(n * c.n_vocab);
+        if rows > n {
+            ops::add(model.isa, logits, &lost[..n * c.n_vocab]);
+        }
+        if let Some(cap) = c.logit_soft_cap {
+            ops::soft_cap(model.isa, logits, cap);
+        }
+    }
+}
+
+fn copy(model: &Model, from: &[u8], to: &mut [u8]) {
+    model.pool.chunks_mut(to, COPY_BYTES, |i, to| {
+        to.copy_from_slice(&from[i * COPY_BYTES..][..to.len()]);
+    });
+}
+
+/// Adds a bias to each row of `out` `[T, N]`, if there is one.
+fn add_bias(model: &Model, linear: &Linear, out: &mut [f32]) {
+    if let Some(bias) = &linear.bias {
+        for row in out.chunks_exact_mut(bias.len()) {
+            ops::add(model.isa, row, bias);
+        }
+    }
+}

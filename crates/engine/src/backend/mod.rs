@@ -1,0 +1,171 @@
+//! What sessions compute on: memory, copies, and the operations of a layer.
+//!
+//! [`session::forward`](crate::session) and [`kv`](crate::kv) are written once over [`Backend`]. A backend has *device memory*, which its
+//! operations read and write, and *host memory*, which they reach by copies, or through the CPU where it lies. On the CPU both are
+//! main memory, and what separates them is a budget: so everything that places blocks runs, and is tested, without a device.
+//!
+//! Operations take effect in the order of the calls. A backend may return from one before it is done, as long as
+//! [`read`](Backend::read), [`save`](Backend::save) and the like see its effect.
+
+mod cpu;
+
+pub(crate) use self::cpu::Cpu;
+pub(crate) use ::cpu::attention::{CELLS, GROUP, KvShape, Step};
+
+use crate::model::{Layer, Linear, Model};
+use ::cpu::mem::OutOfMemory;
+use std::fmt::Debug;
+use std::ops::Range;
+
+/// Where a span's bytes are.
+#[derive(Debug)]
+pub(crate) enum At<'a, B: Backend> {
+    /// In device memory, at the layer's place in a slab.
+    Device(&'a B::Slab),
+    /// In host memory, where the CPU attends it.
+    Host(&'a B::HostSlab),
+    /// In a slot of the staging ring, by itself.
+    Staged(usize),
+}
+
+/// Cells of one block, and where they are.
+#[derive(Debug)]
+pub(crate) struct Placed<'a, B: Backend> {
+    /// The block holds the cells `256 index ..`.
+    pub(crate) index: usize,
+    /// The first of its cells that is there, and where those end.
+    pub(crate) cells: (usize, usize),
+    pub(crate) at: At<'a, B>,
+}
+
+/// One layer's attention, beside its queries and cells.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attending<'a> {
+    pub(crate) shape: &'a KvShape,
+    /// The layer's bytes in a slab.
+    pub(crate) at: &'a Range<usize>,
+    /// Cells that a query sees, itself included; `None`: all.
+    pub(crate) window: Option<usize>,
+    /// Position of the first token.
+    pub(crate) position: usize,
+    pub(crate) tokens: usize,
+}
+
+/// What sessions compute on. Shapes: T tokens, D width, H query heads, K KV heads, C head size, F feed-forward width, V vocabulary.
+///
+/// Matrices and vectors of weights are those of [`Backend::model`].
+pub(crate) trait Backend: Debug + Sized {
+    /// `f32` values in device memory.
+    type Array: Debug;
+    /// KV cells in device memory.
+    type Slab: Debug;
+    /// KV cells in host memory.
+    type HostSlab: Debug;
+
+    /// The model whose operations these are.
+    fn model(&self) -> &Model;
+
+    /// Bytes of what the backend keeps for its own operations.
+    fn bytes(&self) -> u64;
+
+    /// Bytes of what streaming needs beside that: the staging ring, and what is carried from one part of an attention to the next.
+    fn staging_bytes(&self) -> u64;
+
+    /// `len` zeros.
+    fn array(&self, len: usize) -> Result<Self::Array, OutOfMemory>;
+    /// The first `len` values.
+    fn read<'a>(&'a self, array: &'a Self::Array, len: usize) -> &'a [f32];
+
+    /// A slab of zeros in device memory.
+    fn slab(&self, bytes: usize) -> Result<Self::Slab, OutOfMemory>;
+    /// A slab of zeros in host memory.
+    fn host_slab(&self, bytes: usize) -> Result<Self::HostSlab, OutOfMemory>;
+    /// Copies a slab to host memory.
+    fn spill(&mut self, from: &Self::Slab, to: &mut Self::HostSlab);
+    /// Copies a slab to device memory.
+    fn fetch(&mut self, from: &Self::HostSlab, to: &mut Self::Slab);
+    /// Copies a slab within device memory.
+    fn duplicate(&mut self, from: &Self::Slab, to: &mut Self::Slab);
+    /// A slab's bytes.
+    fn save(&self, from: &Self::Slab, to: &mut Vec<u8>);
+    /// A host slab's bytes.
+    fn save_host(&self, from: &Self::HostSlab, to: &mut Vec<u8>);
+    /// Sets a slab's bytes.
+    fn restore(&mut self, from: &[u8], to: &mut Self::Slab);
+
+    /// Makes a staging ring of `slots` slots of `bytes` each.
+    fn make_slots(&mut self, slots: usize, bytes: usize) -> Result<(), OutOfMemory>;
+    /// Begins to copy bytes of a host slab to a slot.
+    fn stage(&mut self, from: &Self::HostSlab, at: Range<usize>, slot: usize);
+
+    /// Says which positions the operations that follow are for.
+    fn begin(&mut self, position: usize, tokens: usize);
+    /// `x` `[T, D]`: rows of the embedding, scaled as the architecture does.
+    fn embed(&mut self, tokens: &[u32], x: &mut Self::Array);
+    /// `out = norm(x)`, both `[T, D]`.
+    fn norm(&mut self, x: &Self::Array, weight: &[f32], tokens: usize, out: &mut Self::Array);
+    /// Products of one input `x` `[T, K]`, with their biases.
+    fn project<const N: usize>(
+        &mut self,
+        x: &Self::Array,
+        tokens: usize,
+        outputs: [(&Linear, &mut Self::Array); N],
+    );
+    /// Norms (where the architecture does) and turns `q` `[T, H, C]` and `k` `[T, K, C]`.
+    fn turn(
+        &mut self,
+        layer: &Layer,
+        windowed: bool,
+        tokens: usize,
+        q: &mut Self::Array,
+        k: &mut Self::Array,
+    );
+    /// Multiplies each head of `head` values of `x` `[T, row]` with a Hadamard matrix, which is its own inverse.
+    fn rotate(&mut self, head: usize, tokens: usize, row: usize, x: &mut Self::Array);
+    /// Stores tokens `tokens` of `k` `[T, K, C]` and `v` `[T, K, C]` in the cells `first ..` of a layer's block.
+    fn append(
+        &mut self,
+        attending: &Attending<'_>,
+        slab: &mut Self::Slab,
+        first: usize,
+        tokens: Range<usize>,
+        k: &Self::Array,
+        v: &Self::Array,
+    );
+    /// Attends `q` `[T, H, C]` over spans in ascending order, in one call or several; after the last, `out` `[T, H, C]` is the
+    /// result.
+    fn attend(
+        &mut self,
+        attending: &Attending<'_>,
+        q: &Self::Array,
+        spans: &[Placed<'_, Self>],
+        step: Step,
+        out: &mut Self::Array,
+    );
+    /// `gate = f(gate) * up`, both `[T, F]`.
+    fn gate(&mut self, tokens: usize, gate: &mut Self::Array, up: &Self::Array);
+    /// The down projection of `gate` `[T, F]` to `delta` `[T, D]`, whose room is twice that.
+    fn down(&mut self, down: &Linear, gate: &Self::Array, tokens: usize, delta: &mut Self::Array);
+    /// `x += delta`, which is normed first if there is a weight; `[T, D]`. `normed` is work space.
+    fn add(
+        &mut self,
+        delta: &Self::Array,
+        norm: Option<&[f32]>,
+        tokens: usize,
+        normed: &mut Self::Array,
+        x: &mut Self::Array,
+    );
+    /// `logits` `[n, V]` of the rows `rows` of `x`, at most [`LOGIT_ROWS`]; its room is twice that. `last` `[LOGIT_ROWS, D]` is
+    /// work space.
+    fn logits(
+        &mut self,
+        x: &Self::Array,
+        rows: Range<usize>,
+        last: &mut Self::Array,
+        logits: &mut Self::Array,
+    );
+}
+
+/// Tokens whose logits are computed at a time: with what their codes lose just enough for AMX's tiles, few enough for a
+/// large vocabulary.
+pub(crate) const LOGIT_ROWS: usize = 8;

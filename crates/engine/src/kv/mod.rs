@@ -1,0 +1,622 @@
+//! The KV cache: blocks of 256 cells, each in device or host memory, for any number of sequences.
+//!
+//! The blocks of all layers for the same 256 cells are one slab, which moves as a whole. Layers with a window have slabs of their own, of
+//! which each sequence keeps a ring. New cells are written in device memory; when that is full, the oldest block goes to host
+//! memory: not before, so nothing is spilled until the context has really grown that long. What is there is attended from there:
+//! streamed through the staging ring, or, for generated tokens, by the CPU in whole groups of blocks.
+//!
+//! None of this changes a bit of any result: spans are attended in the order of positions, wherever they are.
+
+pub(crate) mod file;
+mod sequence;
+mod stage;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use crate::backend::{At, Attending, Backend, CELLS, GROUP, KvShape, Placed, Step};
+use crate::error::Error;
+use crate::model::Config;
+use sequence::Sequence;
+use stage::Stage;
+use std::ops::Range;
+use store::{Id, Store, Version};
+
+/// Where cells may be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Placing {
+    /// Blocks of each layer that sees everything, in device memory; `None`: all.
+    pub window_blocks: Option<usize>,
+    /// Such blocks in host memory, at most.
+    pub tail_blocks: usize,
+    /// Slots of the staging ring, a block of one layer each.
+    pub staging_slots: usize,
+    /// The part of the tail that the CPU attends for generated tokens, 0 to 1.
+    pub kv_share: f64,
+}
+
+impl Placing {
+    /// Everything in device memory.
+    pub const RESIDENT: Self = Self {
+        window_blocks: None,
+        tail_blocks: 0,
+        staging_slots: 0,
+        kv_share: 0.0,
+    };
+
+    /// Whether a context of so many cells may have some in host memory.
+    pub(crate) fn spills(&self, n_ctx: usize) -> bool {
+        self.window_blocks
+            .is_some_and(|blocks| blocks < n_ctx.div_ceil(CELLS))
+    }
+}
+
+/// How the cells of a session are spread, for reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Spread {
+    /// Bytes of blocks in device memory.
+    pub device_bytes: u64,
+    /// Bytes of blocks in host memory.
+    pub host_bytes: u64,
+}
+
+/// A layer's place in its slabs.
+#[derive(Debug, Clone)]
+struct LayerAt {
+    windowed: bool,
+    /// Among layers of its kind.
+    index: usize,
+    at: Range<usize>,
+}
+
+/// How a span is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    Device,
+    /// By the CPU, in host memory.
+    Host,
+    /// Through the staging ring, as its `n`th piece of each layer.
+    Streamed(usize),
+}
+
+/// A span of the step in work.
+#[derive(Debug, Clone, Copy)]
+struct Step1 {
+    block: usize,
+    cells: (usize, usize),
+    id: Id,
+    how: How,
+}
+
+/// The cells of some sequences, one of which is in work.
+#[derive(Debug)]
+pub(crate) struct Cache<B: Backend> {
+    shape: KvShape,
+    n_ctx: usize,
+    window: Option<usize>,
+    placing: Placing,
+    layers: Vec<LayerAt>,
+    /// Bytes in a slab of each layer that sees everything.
+    full_layers: Vec<Range<usize>>,
+    /// Blocks that a sequence keeps of layers with a window.
+    ring_blocks: usize,
+    full: Store<B>,
+    ring: Store<B>,
+    stage: Stage,
+    sequences: Vec<Option<Sequence>>,
+    current: usize,
+    /// What the step in work attends, in layers that see everything and in the others.
+    full_spans: Vec<Step1>,
+    ring_spans: Vec<Step1>,
+    /// Work space: what a step streams.
+    tail: Vec<(Id, Version)>,
+}
+
+impl<B: Backend> Cache<B> {
+    pub(crate) fn new(
+        config: &Config,
+        shape: KvShape,
+        n_ctx: usize,
+        ubatch: usize,
+        placing: Placing,
+    ) -> Self {
+        let block = shape.block_bytes();
+        let mut counts = [0, 0];
+        let layers: Vec<LayerAt> = (0..config.n_layer)
+            .map(|layer| {
+                let windowed = config.window_of(layer).is_some();
+                let count = &mut counts[usize::from(windowed)];
+                let index = *count;
+                *count += 1;
+                LayerAt {
+                    windowed,
+                    index,
+                    at: index * block..(index + 1) * block,
+                }
+            })
+            .collect();
+        let [n_full, n_ring] = counts;
+        let full_blocks = n_ctx.div_ceil(CELLS);
+        let ring_blocks = config.window.map_or(0, |window| {
+            ((window + ubatch.min(n_ctx)).div_ceil(CELLS) + 1).min(full_blocks)
+        });
+        let spills = placing.spills(n_ctx) && n_full > 0;
+        let (device_max, host_max, slots) = if spills {
+            let window = placing.window_blocks.unwrap_or(usize::MAX);
+            (
+                window.max(1),
+                placing.tail_blocks,
+                placing.staging_slots.max(1),
+            )
+        } else {
+            (usize::MAX, 0, 0)
+        };
+        Self {
+            shape,
+            n_ctx,
+            window: config.window,
+            placing,
+            layers,
+            full_layers: (0..n_full).map(|i| i * block..(i + 1) * block).collect(),
+            ring_blocks,
+            full: Store::new(n_full * block, device_max, host_max),
+            ring: Store::new(n_ring * block, usize::MAX, 0),
+            stage: Stage::new(slots),
+            sequences: vec![Some(Sequence::default())],
+            current: 0,
+            full_spans: Vec::new(),
+            ring_spans: Vec::new(),
+            tail: Vec::new(),
+        }
+    }
+
+    /// Staging slots, each a block of one layer.
+    pub(crate) fn slots(&self) -> usize {
+        self.stage.slots()
+    }
+
+    /// Bytes of one sequence with a full context.
+    pub(crate) fn bytes(&self) -> u64 {
+        let full = self.n_ctx.div_ceil(CELLS) * self.full.slab_bytes();
+        (full + self.ring_blocks * self.ring.slab_bytes()) as u64
+    }
+
+    /// Where what is there is now.
+    pub(crate) fn spread(&self) -> Spread {
+        let device = self.full.in_device() * self.full.slab_bytes()
+            + self.ring.in_device() * self.ring.slab_bytes();
+        Spread {
+            device_bytes: device as u64,
+            host_bytes: (self.full.in_host() * self.full.slab_bytes()) as u64,
+        }
+    }
+
+    fn sequence(&self) -> &Sequence {
+        self.sequences[self.current]
+            .as_ref()
+            .expect("the one in work exists")
+    }
+
+    fn parts(&mut self) -> (&mut Sequence, &mut Store<B>, &mut Store<B>) {
+        let sequence = self.sequences[self.current].as_mut();
+        (
+            sequence.expect("the one in work exists"),
+            &mut self.full,
+            &mut self.ring,
+        )
+    }
+
+    /// Positions that the sequence in work has taken.
+    pub(crate) fn n(&self) -> usize {
+        self.sequence().n
+    }
+
+    /// Tokens that can be taken at once: their blocks must all be in device memory.
+    pub(crate) fn chunk_max(&self) -> usize {
+        let room = self.full.device_max().saturating_mul(CELLS);
+        room - self.n() % CELLS
+    }
+
+    /// Makes room for `tokens` more tokens, at most [`chunk_max`](Self::chunk_max), and decides how the step reaches every cell.
+    /// `generated`: the CPU takes its share.
+    pub(crate) fn begin(
+        &mut self,
+        backend: &mut B,
+        tokens: usize,
+        generated: bool,
+    ) -> Result<(), Error> {
+        let n = self.n();
+        let blocks = n / CELLS..(n + tokens).div_ceil(CELLS);
+        if !self.full_layers.is_empty() {
+            self.reserve_full(backend, &blocks)?;
+        }
+        if self.ring_blocks > 0 {
+            self.reserve_ring(backend, &blocks)?;
+        }
+        self.plan(n + tokens, generated);
+        Ok(())
+    }
+
+    fn reserve_full(&mut self, backend: &mut B, blocks: &Range<usize>) -> Result<(), Error> {
+        let sequence = self.sequence();
+        let there = |block: usize| {
+            let id = (block < sequence.full.end())
+                .then(|| sequence.full.get(block))
+                .flatten();
+            id.is_some_and(|id| self.full.is_on_device(id) && !self.full.is_shared(id))
+        };
+        let needed = blocks.clone().filter(|&block| !there(block)).count();
+        self.make_room(backend, needed, blocks)?;
+        let (sequence, store, _) = self.parts();
+        for block in blocks.clone() {
+            if block == sequence.full.end() {
+                sequence.full.slabs.push_back(None);
+            }
+            let id = match sequence.full.get(block) {
+                None => store.add(backend)?,
+                Some(id) if store.is_shared(id) => store.unshare(backend, id)?,
+                Some(id) => {
+                    if !store.is_on_device(id) {
+                        store.fetch(backend, id)?;
+                    }
+                    id
+                }
+            };
+            sequence.full.set(block, Some(id));
+        }
+        // After a sequence was cut device memory may have room for what had to go.
+        for (_, id) in sequence.full.iter().rev() {
+            if store.device_room() == 0 {
+                break;
+            }
+            if !store.is_on_device(id) {
+                store.fetch(backend, id)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Spills until device memory has room for `needed` slabs: the oldest blocks of the sequence in work first, then those of others;
+    /// never what is about to be written.
+    fn make_room(
+        &mut self,
+        backend: &mut B,
+        needed: usize,
+        written: &Range<usize>,
+    ) -> Result<(), Error> {
+        while self.full.device_room() < needed {
+            let sequence = self.sequence();
+            let keep: Vec<Id> = sequence
+                .full
+                .iter()
+                .filter(|(block, _)| written.contains(block))
+                .map(|(_, id)| id)
+                .collect();
+            let others = self.sequences.iter().flatten();
+            let victim = sequence
+                .full
+                .iter()
+                .chain(others.flat_map(|s| s.full.iter()))
+                .map(|(_, id)| id)
+                .find(|id| self.full.is_on_device(*id) && !keep.contains(id));
+            let window = self.full.device_max() * CELLS;
+            let Some(victim) = victim else {
+                return Err(Error::Window { window });
+            };
+            if self.full.host_room() == 0 {
+                let tail = self.placing.tail_blocks * CELLS;
+                return Err(Error::TailFull { window, tail });
+            }
+            self.full.spill(backend, victim)?;
+        }
+        Ok(())
+    }
+
+    fn reserve_ring(&mut self, backend: &mut B, blocks: &Range<usize>) -> Result<(), Error> {
+        let ring_blocks = self.ring_blocks;
+        let (sequence, _, store) = self.parts();
+        for block in blocks.clone() {
+            if block == sequence.ring.end() {
+                sequence.ring.slabs.push_back(None);
+            }
+            while sequence.ring.slabs.len() > ring_blocks {
+                sequence.ring.first += 1;
+                if let Some(id) = sequence.ring.slabs.pop_front().flatten() {
+                    store.release(id);
+                }
+            }
+            let id = match sequence.ring.get(block) {
+                None => store.add(backend)?,
+                Some(id) if store.is_shared(id) => store.unshare(backend, id)?,
+                Some(id) => id,
+            };
+            sequence.ring.set(block, Some(id));
+        }
+        Ok(())
+    }
+
+    /// What the step attends: cells before `n`.
+    fn plan(&mut self, n: usize, generated: bool) {
+        let sequence = self.sequences[self.current].as_ref();
+        let sequence = sequence.expect("the one in work exists");
+        let by_cpu = if generated {
+            self.cpu_groups(sequence)
+        } else {
+            0..0
+        };
+        self.tail.clear();
+        self.full_spans.clear();
+        for (block, id) in sequence.full.iter() {
+            let mut parts = sequence.parts(block, n).peekable();
+            if parts.peek().is_none() {
+                continue;
+            }
+            let how = if self.full.is_on_device(id) {
+                How::Device
+            } else if by_cpu.contains(&(block / GROUP)) {
+                How::Host
+            } else {
+                self.tail.push((id, self.full.version(id)));
+                How::Streamed(self.tail.len() - 1)
+            };
+            self.full_spans.extend(parts.map(|cells| Step1 {
+                block,
+                cells,
+                id,
+                how,
+            }));
+        }
+        self.ring_spans.clear();
+        for (block, id) in sequence.ring.iter() {
+            let parts = sequence.parts(block, n);
+            self.ring_spans.extend(parts.map(|cells| Step1 {
+                block,
+                cells,
+                id,
+                how: How::Device,
+            }));
+        }
+        self.stage.set_tail(&mut self.tail);
+    }
+
+    /// The groups that the CPU attends: its share of those that are in host memory as a whole, the first ones.
+    fn cpu_groups(&self, sequence: &Sequence) -> Range<usize> {
+        if self.full.in_host() == 0 {
+            return 0..0;
+        }
+        let on_device = sequence
+            .full
+            .iter()
+            .find(|&(_, id)| self.full.is_on_device(id));
+        let whole = on_device.map_or(0, |(block, _)| block) / GROUP;
+        let share = (whole as f64 * self.placing.kv_share).round();
+        0..share as usize
+    }
+
+    /// Stores the tokens' cells of a layer: `k` `[T, K, C]`, `v` `[T, K, C]`.
+    pub(crate) fn append(
+        &mut self,
+        backend: &mut B,
+        layer: usize,
+        tokens: usize,
+        k: &B::Array,
+        v: &B::Array,
+    ) {
+        let shape = self.shape;
+        let n = self.n();
+        let LayerAt { windowed, at, .. } = self.layers[layer].clone();
+        let (sequence, full, ring) = self.parts();
+        let (store, track) = if windowed {
+            (ring, &sequence.ring)
+        } else {
+            (full, &sequence.full)
+        };
+        let attending = Attending {
+            shape: &shape,
+            at: &at,
+            window: None,
+            position: n,
+            tokens,
+        };
+        let mut done = 0;
+        while done < tokens {
+            let cell = n + done;
+            let count = (CELLS - cell % CELLS).min(tokens - done);
+            let id = track.get(cell / CELLS).expect("reserved");
+            let rows = done..done + count;
+            let slab = store.device_mut(id);
+            backend.append(&attending, slab, cell % CELLS, rows, k, v);
+            done += count;
+        }
+    }
+
+    /// Attends the tokens' queries `q` `[T, H, C]` over all cells of a layer.
+    pub(crate) fn attend(
+        &mut self,
+        backend: &mut B,
+        layer: usize,
+        tokens: usize,
+        q: &B::Array,
+        out: &mut B::Array,
+    ) {
+        let LayerAt {
+            windowed,
+            index,
+            at,
+        } = &self.layers[layer];
+        let attending = Attending {
+            shape: &self.shape,
+            at,
+            window: if *windowed { self.window } else { None },
+            position: self.sequences[self.current].as_ref().map_or(0, |s| s.n),
+            tokens,
+        };
+        let (store, spans) = if *windowed {
+            (&self.ring, &self.ring_spans)
+        } else {
+            (&self.full, &self.full_spans)
+        };
+        let device = |id| store.device(id).expect("planned as in device memory");
+        let mut placed: Vec<Placed<'_, B>> = Vec::with_capacity(spans.len());
+        let mut held: Vec<usize> = Vec::new();
+        let mut is_first = true;
+        let mut streamed = None;
+        for span in spans {
+            let at = match span.how {
+                How::Device => At::Device(device(span.id)),
+                How::Host => At::Host(store.host(span.id).expect("planned as in host memory")),
+                How::Streamed(n) => {
+                    if streamed != Some(n) {
+                        if held.len() == self.stage.slots() {
+                            let step = Step {
+                                first: is_first,
+                                last: false,
+                            };
+                            backend.attend(&attending, q, &placed, step, out);
+                            placed.clear();
+                            is_first = false;
+                            self.stage
+                                .give_back(backend, store, &self.full_layers, &mut held);
+                        }
+                        let slot = self
+                            .stage
+                            .take(backend, store, &self.full_layers, *index, n);
+                        held.push(slot);
+                        streamed = Some(n);
+                    }
+                    At::Staged(*held.last().expect("just taken"))
+                }
+            };
+            placed.push(Placed {
+                index: span.block,
+                cells: span.cells,
+                at,
+            });
+        }
+        let step = Step {
+            first: is_first,
+            last: true,
+        };
+        backend.attend(&attending, q, &placed, step, out);
+        if !held.is_empty() {
+            self.stage
+                .give_back(backend, store, &self.full_layers, &mut held);
+        }
+    }
+
+    /// Says that the step's cells of all layers are written.
+    pub(crate) fn advance(&mut self, tokens: usize) {
+        self.parts().0.n += tokens;
+    }
+
+    /// Forgets the cells from position `n` on. Where a layer with a window no longer has what a token at `n` would see, everything is
+    /// forgotten. Returns how many positions are kept.
+    pub(crate) fn truncate(&mut self, n: usize) -> usize {
+        let window = self.window;
+        let (sequence, full, ring) = self.parts();
+        let n = n.min(sequence.n);
+        let seen_from = window.map_or(0, |w| (n + 1).saturating_sub(w));
+        let n = if sequence.ring.first * CELLS > seen_from {
+            0
+        } else {
+            n
+        };
+        for (track, store) in [(&mut sequence.full, full), (&mut sequence.ring, ring)] {
+            while track.end() > n.div_ceil(CELLS).max(track.first) {
+                if let Some(id) = track.slabs.pop_back().flatten() {
+                    store.release(id);
+                }
+            }
+        }
+        if n == 0 {
+            sequence.ring.first = 0;
+        }
+        sequence.n = n;
+        sequence.cut_holes(n);
+        n
+    }
+
+    /// Removes the cells of some positions, which later tokens then no longer see; a range that reaches the end is cut off. Returns how
+    /// many positions are still taken.
+    pub(crate) fn remove(&mut self, range: Range<usize>) -> usize {
+        let (sequence, full, ring) = self.parts();
+        if range.end >= sequence.n {
+            return self.truncate(range.start);
+        }
+        sequence.add_hole(range);
+        let n = sequence.n;
+        for (is_ring, store) in [(false, full), (true, ring)] {
+            let track = if is_ring {
+                &sequence.ring
+            } else {
+                &sequence.full
+            };
+            let gone: Vec<(usize, Id)> = track
+                .iter()
+                // The block that the next token is written to stays.
+                .filter(|&(block, _)| block < n / CELLS)
+                .filter(|&(block, _)| sequence.parts(block, n).next().is_none())
+                .collect();
+            for (block, id) in gone {
+                let track = if is_ring {
+                    &mut sequence.ring
+                } else {
+                    &mut sequence.full
+                };
+                track.set(block, None);
+                store.release(id);
+            }
+        }
+        n
+    }
+
+    /// A sequence that begins as a copy of the one in work. Their blocks are shared until one of them writes.
+    pub(crate) fn fork(&mut self) -> usize {
+        let copy = self.sequence().clone();
+        for (track, store) in [(&copy.full, &mut self.full), (&copy.ring, &mut self.ring)] {
+            for (_, id) in track.iter() {
+                store.share(id);
+            }
+        }
+        match self.sequences.iter().position(Option::is_none) {
+            Some(free) => {
+                self.sequences[free] = Some(copy);
+                free
+            }
+            None => {
+                self.sequences.push(Some(copy));
+                self.sequences.len() - 1
+            }
+        }
+    }
+
+    /// Puts another sequence in work. Returns whether there is one of this number.
+    pub(crate) fn select(&mut self, sequence: usize) -> bool {
+        let exists = matches!(self.sequences.get(sequence), Some(Some(_)));
+        if exists {
+            self.current = sequence;
+        }
+        exists
+    }
+
+    /// The sequence in work.
+    pub(crate) fn selected(&self) -> usize {
+        self.current
+    }
+
+    /// Forgets a sequence other than the one in work. Returns whether there was one of this number.
+    pub(crate) fn forget(&mut self, sequence: usize) -> bool {
+        if sequence == self.current {
+            return false;
+        }
+        let Some(gone) = self.sequences.get_mut(sequence).and_then(Option::take) else {
+            return false;
+        };
+        for (track, store) in [(&gone.full, &mut self.full), (&gone.ring, &mut self.ring)] {
+            for (_, id) in track.iter() {
+                store.release(id);
+            }
+        }
+        true
+    }
+}

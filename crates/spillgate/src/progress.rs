@@ -1,6 +1,7 @@
 //! Progress on stderr: bars on a terminal, a few lines elsewhere.
 
 use std::io::IsTerminal;
+use std::time::Duration;
 
 use engine::{fetch, probe};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -169,5 +170,69 @@ impl probe::Progress for Steps {
 impl Drop for Steps {
     fn drop(&mut self) {
         probe::Progress::finish(self);
+    }
+}
+
+/// How far an evaluation of several tasks is.
+pub struct Samples {
+    bar: Option<ProgressBar>,
+    per_task: usize,
+    task_done: usize,
+    task_score: f64,
+}
+
+impl Samples {
+    /// So many tasks of so many samples.
+    pub fn new(tasks: usize, per_task: usize) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template(
+                "{wide_msg} [{bar:24}] {pos}/{len} after {elapsed}, {eta} left",
+            )
+            .expect("the template is a constant")
+            .progress_chars("=> ");
+            let total = tasks as u64 * per_task as u64;
+            let bar = ProgressBar::new(total).with_style(style);
+            // A sample may take minutes: a clock that goes on says that something does.
+            bar.enable_steady_tick(Duration::from_secs(1));
+            bar
+        });
+        Self {
+            bar,
+            per_task,
+            task_done: 0,
+            task_score: 0.0,
+        }
+    }
+
+    /// A sample of this task is done. Where there is no bar, each task that is through gets a line.
+    pub fn done(&mut self, task: &str, score: f64) {
+        self.task_done += 1;
+        self.task_score += score;
+        let so_far = 100.0 * self.task_score / self.task_done as f64;
+        let line = format!("{task}: {so_far:.1} %");
+        match &self.bar {
+            Some(bar) => {
+                bar.set_message(line);
+                bar.inc(1);
+            }
+            None if self.task_done == self.per_task => eprintln!("{line}"),
+            None => {}
+        }
+        if self.task_done == self.per_task {
+            (self.task_done, self.task_score) = (0, 0.0);
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Drop for Samples {
+    fn drop(&mut self) {
+        self.clear();
     }
 }

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -59,7 +60,7 @@ fn help_has_examples_for_every_command() {
             "{text}"
         );
     }
-    for command in ["logits", "ppl", "kld"] {
+    for command in ["logits", "ppl", "kld", "niah"] {
         let text = stdout(&spillgate(&["eval", command, "--help"]));
         assert!(
             text.contains(&format!("spillgate eval {command} ")),
@@ -396,4 +397,115 @@ fn bench_measures_the_cases_it_is_asked_for() {
         );
         assert!(of("median_tok_s") <= of("max_tok_s"), "{case}");
     }
+}
+
+#[test]
+fn needles_are_found_in_prompts_that_a_seed_decides() {
+    let Some(model) = smollm2("needles_are_found_in_prompts_that_a_seed_decides") else {
+        return;
+    };
+    let model = path(&model);
+    let ask = |more: &[&str]| {
+        let args = [
+            "eval",
+            "niah",
+            model,
+            "--ctx",
+            "512",
+            "--samples",
+            "1",
+            "--json",
+        ];
+        json(&stdout(&spillgate(&[&args[..], more].concat())))
+    };
+    let two = ["--task", "niah_single_1", "--task", "niah_multivalue"];
+    let scores = ask(&two);
+    let tasks = scores["tasks"].as_array().unwrap();
+    let names: Vec<&str> = tasks.iter().map(|t| t["task"].as_str().unwrap()).collect();
+    assert_eq!(names, ["niah_single_1", "niah_multivalue"]);
+    assert_eq!(
+        tasks[0]["score_percent"], 100.0,
+        "the model can do this: {scores}"
+    );
+    let mean = (100.0 + tasks[1]["score_percent"].as_f64().unwrap()) / 2.0;
+    assert_eq!(scores["score_percent_mean"], mean);
+    assert_eq!(
+        (&scores["chat_template"], &scores["complete"]),
+        (&Value::from(true), &Value::from(true))
+    );
+    let samples = scores["samples"].as_array().unwrap();
+    assert_eq!(samples.len(), 2);
+    for sample in samples {
+        // Up to a sentence less than what the context holds beside an answer of 128 tokens.
+        let tokens = sample["prompt_tokens"].as_u64().unwrap();
+        assert!((200..=384).contains(&tokens), "{sample}");
+    }
+    let said = |scores: &Value, key: &str| scores["samples"][0][key].clone();
+    let one = ["--task", "niah_single_1"];
+    let again = ask(&one);
+    let seeded = ask(&[&one[..], &["--seed", "1"]].concat());
+    let raw = ask(&[&one[..], &["--raw"]].concat());
+    for key in ["answers", "output", "prompt_tokens"] {
+        assert_eq!(said(&again, key), said(&scores, key));
+    }
+    assert_ne!(said(&seeded, "answers"), said(&scores, "answers"));
+    assert_eq!(said(&raw, "answers"), said(&scores, "answers"));
+    assert_ne!(said(&raw, "prompt_tokens"), said(&scores, "prompt_tokens"));
+    assert_eq!(raw["chat_template"], false);
+}
+
+#[test]
+fn needles_that_are_not_asked_for_rightly_are_refused() {
+    let Some(model) = smollm2("needles_that_are_not_asked_for_rightly_are_refused") else {
+        return;
+    };
+    for (more, code, why) in [
+        (["--samples", "0"], 1, "asks nothing"),
+        (["--ctx", "150"], 1, "niah_single_1: the question alone has"),
+        (["--task", "niah"], 2, "niah_multivalue"),
+    ] {
+        let output = spillgate(&[&["eval", "niah", path(&model)], &more[..]].concat());
+        assert_eq!(output.status.code(), Some(code), "{more:?}");
+        assert!(stderr(&output).contains(why), "{}", stderr(&output));
+        assert!(output.stdout.is_empty(), "{output:?}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_search_prints_what_it_has() {
+    let Some(model) = smollm2("an_interrupted_search_prints_what_it_has") else {
+        return;
+    };
+    let mut child = Command::new(env!("CARGO_BIN_EXE_spillgate"))
+        .args([
+            "eval",
+            "niah",
+            path(&model),
+            "--ctx",
+            "640",
+            "--samples",
+            "2",
+        ])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().starts_with("niah_single_1: ")));
+    let interrupt = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    assert!(interrupt.unwrap().success());
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{rest:?}");
+    let table = String::from_utf8(output.stdout).unwrap();
+    let first: Vec<&str> = table
+        .lines()
+        .map(|l| l.split(' ').next().unwrap())
+        .collect();
+    assert_eq!(first[..2], ["task", "niah_single_1"], "{table}");
+    assert_eq!(first.last(), Some(&"mean"), "{table}");
+    assert!(!table.contains("niah_multiquery"), "{table}");
 }

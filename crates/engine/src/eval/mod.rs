@@ -2,10 +2,11 @@
 //!
 //! A model is told what to read and asked at each position what it expected next. [`Position`] is the summary of one
 //! answer, as it is stored; [`Divergence`] compares two of them; [`Likelihood`] scores a text; [`LogitsHash`] tells
-//! whether two runs agree to the last bit.
+//! whether two runs agree to the last bit. [`niah`] asks it for what was hidden in long texts.
 
 mod divergence;
 mod likelihood;
+pub mod niah;
 mod position;
 
 use sha2::{Digest, Sha256};

@@ -17,7 +17,7 @@ mod candidates;
 mod error;
 mod history;
 mod params;
-mod random;
+pub(crate) mod random;
 
 pub use error::SamplerError;
 pub use params::SamplerParams;

@@ -11,7 +11,7 @@ fn mix(mut x: u64) -> u64 {
 }
 
 /// A number in [0, 1) of 53 random bits for this seed and position.
-pub(super) fn uniform(seed: u64, position: u64) -> f64 {
+pub(crate) fn uniform(seed: u64, position: u64) -> f64 {
     let key = mix(seed.wrapping_add(STEP));
     let bits = mix(key.wrapping_add(position.wrapping_mul(STEP)) ^ key.rotate_left(32));
     (bits >> 11) as f64 * (1.0 / (1_u64 << 53) as f64)

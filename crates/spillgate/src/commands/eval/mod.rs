@@ -2,6 +2,7 @@
 
 mod kld;
 mod logits;
+mod niah;
 mod ppl;
 
 use anyhow::Result;
@@ -9,7 +10,7 @@ use clap::{Args, Subcommand};
 
 use crate::cli::Common;
 
-/// Evaluates a model: logits, perplexity, distance from a reference
+/// Evaluates a model: logits, perplexity, distance from a reference, retrieval from long texts
 #[derive(Debug, Args)]
 pub struct EvalArgs {
     #[command(subcommand)]
@@ -21,6 +22,7 @@ enum What {
     Logits(logits::LogitsArgs),
     Ppl(ppl::PplArgs),
     Kld(kld::KldArgs),
+    Niah(niah::NiahArgs),
 }
 
 pub fn run(args: &EvalArgs, common: &Common) -> Result<()> {
@@ -28,5 +30,6 @@ pub fn run(args: &EvalArgs, common: &Common) -> Result<()> {
         What::Logits(args) => logits::run(args, common),
         What::Ppl(args) => ppl::run(args, common),
         What::Kld(args) => kld::run(args, common),
+        What::Niah(args) => niah::run(args, common),
     }
 }

@@ -4,6 +4,7 @@
 
 mod bench;
 mod machine;
+mod ptx;
 
 use std::process::ExitCode;
 
@@ -27,6 +28,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Measures how fast memory is read, with one thread and with several
     Bandwidth(BandwidthArgs),
+    /// Compiles the CUDA kernels to PTX, beside their sources
+    Ptx(ptx::PtxArgs),
 }
 
 #[derive(Debug, Args)]
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(args) => bench::run(&args),
         Command::Bandwidth(args) => bandwidth(&args),
+        Command::Ptx(args) => ptx::run(&args),
     };
     if let Err(error) = done {
         eprintln!("error: {error:#}");

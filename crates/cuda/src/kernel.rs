@@ -126,7 +126,12 @@ impl Launch {
 impl Module {
     /// Loads the kernels of `kernels/NAME.cu`.
     pub fn load(device: &Device, name: &str) -> Result<Self, Error> {
-        let text = ptx::of(name, device.properties().compute).ok_or_else(|| Error::NoModule {
+        Self::load_for(device, name, device.properties().compute)
+    }
+
+    /// Loads the kernels of `kernels/NAME.cu` as compiled for another compute capability that the device runs, too.
+    pub fn load_for(device: &Device, name: &str, compute: (u32, u32)) -> Result<Self, Error> {
+        let text = ptx::of(name, compute).ok_or_else(|| Error::NoModule {
             module: name.into(),
         })?;
         Self::from_ptx(device, name, text)

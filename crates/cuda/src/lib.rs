@@ -8,22 +8,33 @@
 //! | `driver` | the functions of the driver that are used, found at run time |
 //! | [`device`], [`stream`], [`memory`], [`kernel`], [`graph`] | safe handles to what the driver has |
 //! | [`ptx`] | the compiled kernels, by name and target |
+//! | [`weights`], [`acts`], [`product`] | weights in tiles, activations in 8-bit blocks, their products |
+//! | [`selftest`] | every kernel against the scalar definition |
 //!
 //! **Order.** Work is done in the order in which it was given to a [`Stream`]; different streams are ordered by [`Event`]s.
 //! A [`Buffer`] that is dropped is freed when all work given before is done, for the driver waits for it.
 
+pub mod acts;
+pub mod attention;
 pub mod device;
 mod driver;
 pub mod error;
 pub mod graph;
 pub mod kernel;
 pub mod memory;
+pub mod ops;
+pub mod product;
 pub mod ptx;
+pub mod selftest;
 pub mod stream;
+pub mod weights;
 
+pub use acts::{Acts, Quantiser};
 pub use device::Device;
 pub use error::Error;
 pub use graph::Graph;
 pub use kernel::{Arg, Kernel, Launch, Module};
 pub use memory::{Buffer, Pinned, Plain};
+pub use product::Product;
 pub use stream::{Event, Stream};
+pub use weights::Weights;

@@ -221,11 +221,11 @@ impl<T: Plain> Buffer<T> {
     /// All numbers, after the stream's earlier work.
     pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>, Error> {
         let mut values = Vec::<T>::with_capacity(self.len);
-        // SAFETY: any bytes are values of `T`; all of them are overwritten by the copy, or the vector is dropped.
         #[allow(
             clippy::uninit_vec,
             reason = "zeros would be written only to be overwritten by the driver"
         )]
+        // SAFETY: any bytes are values of `T`; all of them are overwritten by the copy, or the vector is dropped.
         unsafe {
             values.set_len(self.len);
         }

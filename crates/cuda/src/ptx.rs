@@ -11,8 +11,8 @@ macro_rules! compiled {
     ($($name:literal)*) => {
         &[$(Compiled {
             name: $name,
-            sm_80: include_str!(concat!("../kernels/ptx/", $name, ".sm_80.ptx")),
-            sm_90a: include_str!(concat!("../kernels/ptx/", $name, ".sm_90a.ptx")),
+            sm_80: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/ptx/", $name, ".sm_80.ptx")),
+            sm_90a: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/ptx/", $name, ".sm_90a.ptx")),
         }),*]
     };
 }

@@ -7,7 +7,7 @@ use cuda::stream::{Event, Timing};
 use cuda::{Buffer, Device, Stream};
 
 use crate::cases::shape;
-use crate::{Failure, values};
+use crate::{Failure, START, values};
 
 /// Layers' caches of a decode measurement have this many bytes together, so that no cache of the device holds them.
 const BYTES_MIN: usize = 800 << 20;
@@ -87,7 +87,7 @@ pub fn filled(
     let k = Buffer::from_slice(stream, &values(CELLS * shape.heads * shape.c_k, 3))?;
     let v = Buffer::from_slice(stream, &values(CELLS * shape.heads * shape.c_v, 4))?;
     let zero = Buffer::from_slice(stream, &[0u32])?;
-    attention.append(stream, &table, &zero, CELLS, &k, &v)?;
+    attention.append(stream, START, &table, &zero, CELLS, &k, &v)?;
     for i in 0..layers * blocks {
         slab.copy_from(stream, i * bytes, &one, 0..bytes)?;
     }
@@ -141,9 +141,9 @@ fn decode(stream: &Stream, heads: usize, shape: KvShape, depth: usize) -> Result
     for with_fold in [true, false] {
         let mut graph = stream.capture(|| {
             for table in &tables {
-                attention.decode(stream, table, &position, &params, &q, &mut partials)?;
+                attention.decode(stream, START, table, &position, &params, &q, &mut partials)?;
                 if with_fold {
-                    attention.fold(stream, &parts, &partials, None, None, &mut out)?;
+                    attention.fold(stream, START, &parts, &partials, None, None, &mut out)?;
                 }
             }
             Ok(())
@@ -192,7 +192,7 @@ fn prefill(
         for _ in 0..repeats {
             let step = Step::ONLY;
             attention.prefill(
-                stream, &table, &params, depth, tokens, &q, step, None, &mut spans, &mut out,
+                stream, START, &table, &params, depth, tokens, &q, step, None, &mut spans, &mut out,
             )?;
         }
         Ok(())

@@ -8,7 +8,7 @@ use cuda::attention::{
 };
 use cuda::{Buffer, Device, Stream};
 
-use crate::{Failure, Row, differing, values};
+use crate::{Failure, Row, START, differing, values};
 
 /// One layer with a past of `n` cells, on both sides.
 pub struct Case {
@@ -236,7 +236,7 @@ impl OnDevice {
             let k = Buffer::from_slice(stream, &case.k[first * row_k..][..tokens * row_k])?;
             let v = Buffer::from_slice(stream, &case.v[first * row_v..][..tokens * row_v])?;
             let at = Buffer::from_slice(stream, &[first as u32])?;
-            attention.append(stream, &table, &at, tokens, &k, &v)?;
+            attention.append(stream, START, &table, &at, tokens, &k, &v)?;
             stream.synchronise()?;
         }
         Ok(())
@@ -435,6 +435,7 @@ fn decode(stream: &Stream, pool: &Pool, case: &Case, rows: &mut Vec<Row>) -> Res
             })?;
             attention.decode(
                 stream,
+                START,
                 &table,
                 &there.position,
                 &case.params,
@@ -464,6 +465,7 @@ fn decode(stream: &Stream, pool: &Pool, case: &Case, rows: &mut Vec<Row>) -> Res
         out.fill_bytes(stream, 0xff)?;
         attention.fold(
             stream,
+            START,
             &list,
             &partials,
             Some(&of_groups),

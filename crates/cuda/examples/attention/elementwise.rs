@@ -5,7 +5,7 @@ use cpu::ops as want;
 use cuda::ops::{Angles, Delta, Gate, Heads, Ops, RopePairs, Rotation};
 use cuda::{Buffer, Device, Stream};
 
-use crate::{Failure, Row, differing, values};
+use crate::{Failure, Row, START, differing, values};
 
 pub fn rows(device: &Device) -> Result<Vec<Row>, Failure> {
     let (stream, ops) = (device.stream()?, Ops::new(device)?);
@@ -81,7 +81,17 @@ fn residual_norm(
         };
         let w = with_w.then_some(w);
         let out = Some(&mut got);
-        ops.residual_norm(stream, tokens, width, eps, &mut got_x, Some(delta), w, out)?;
+        ops.residual_norm(
+            stream,
+            START,
+            tokens,
+            width,
+            eps,
+            &mut got_x,
+            Some(delta),
+            w,
+            out,
+        )?;
         rows.push(Row {
             kernel: "residual_norm",
             shape: format!(
@@ -157,7 +167,7 @@ fn heads(
                 Rotation::None
             },
         };
-        ops.heads(stream, tokens, count, c, eps, &mut got, &what)?;
+        ops.heads(stream, START, tokens, count, c, eps, &mut got, &what)?;
         rows.push(Row {
             kernel: "heads",
             shape: format!("{tokens}x{count}x{c} bias {with_bias} norm {with_norm} {which:?} of {pairs} pairs rotation {rotates}"),
@@ -214,7 +224,7 @@ fn gates(stream: &Stream, ops: &Ops, rows: &mut Vec<Row>) -> Result<(), Failure>
     ] {
         let (mut wanted, mut got) = (x.clone(), up(&x)?);
         want::gated(isa, of, &mut wanted, &y);
-        ops.gated(stream, f, n, &mut got, &on_device)?;
+        ops.gated(stream, START, f, n, &mut got, &on_device)?;
         push(
             if f == Gate::Silu {
                 "gated silu"
@@ -227,21 +237,21 @@ fn gates(stream: &Stream, ops: &Ops, rows: &mut Vec<Row>) -> Result<(), Failure>
     }
     let (mut wanted, mut got) = (x.clone(), up(&x)?);
     want::soft_cap(isa, &mut wanted, 30.0);
-    ops.soft_cap(stream, n, &mut got, 30.0)?;
+    ops.soft_cap(stream, START, n, &mut got, 30.0)?;
     push("soft_cap", got, &wanted)?;
     let (mut wanted, mut got) = (x.clone(), up(&x)?);
     want::add(isa, &mut wanted, &y);
-    ops.add(stream, n, &mut got, &on_device)?;
+    ops.add(stream, START, n, &mut got, &on_device)?;
     push("add", got, &wanted)?;
     let (mut wanted, mut got) = (x.clone(), up(&x)?);
     want::scale(isa, &mut wanted, 1.7);
-    ops.scale(stream, n, &mut got, 1.7)?;
+    ops.scale(stream, START, n, &mut got, 1.7)?;
     push("scale", got, &wanted)?;
     let width = 1000;
     let (mut wanted, mut got) = (x.clone(), up(&x)?);
     for row in wanted.chunks_exact_mut(width) {
         want::add(isa, row, &y[..width]);
     }
-    ops.add_bias(stream, n / width, width, &mut got, &on_device)?;
+    ops.add_bias(stream, START, n / width, width, &mut got, &on_device)?;
     push("add_bias", got, &wanted)
 }

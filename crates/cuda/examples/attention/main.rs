@@ -15,6 +15,9 @@ use std::process::ExitCode;
 
 use cuda::Device;
 
+/// All launches may overlap what is ahead of them: so that is tested, too.
+const START: cuda::kernel::Start = cuda::kernel::Start::Overlapped;
+
 type Failure = Box<dyn std::error::Error>;
 
 /// What one comparison found.

@@ -5,7 +5,7 @@ use cuda::attention::{Attention, CELLS, KvType, Spans, Step};
 use cuda::{Buffer, Device, Stream};
 
 use crate::cases::{Case, OnDevice, describe, shape};
-use crate::{Failure, Row, differing};
+use crate::{Failure, Row, START, differing};
 
 /// Seeded numbers between -1 and 1.
 fn calm(n: usize, seed: u64) -> Vec<f32> {
@@ -146,6 +146,7 @@ fn run(
             };
             attention.prefill(
                 stream,
+                START,
                 &table,
                 &case.params,
                 position,

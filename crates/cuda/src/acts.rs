@@ -1,0 +1,150 @@
+//! Activations as 8-bit blocks on the device (`kernels/acts.cu`), laid out as the products read them.
+
+use quant::act::{BLOCK32, BLOCK256, Passes};
+
+use crate::device::Device;
+use crate::error::{Error, length};
+use crate::kernel::{Kernel, Launch, Module, Start};
+use crate::memory::Buffer;
+use crate::stream::Stream;
+
+/// Columns (rows of codes) that lie together.
+const GROUP: usize = 8;
+
+/// Bytes behind the activations that kernels may read, though not use.
+const SLACK_BYTES: usize = 4096;
+
+/// Quantised activations of up to so many tokens. One memory serves every K and block up to its size.
+#[derive(Debug)]
+pub struct Acts {
+    pub(crate) q: Buffer<u8>,
+    pub(crate) meta: Buffer<u8>,
+    pub(crate) d: Buffer<u8>,
+    pub(crate) s16: Buffer<u8>,
+    columns_max: usize,
+    k_max: usize,
+    holds: Shape,
+}
+
+/// What activations are in an [`Acts`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Tokens.
+    pub tokens: usize,
+    /// Values of a token.
+    pub k: usize,
+    /// Values of a block: 32 or 256.
+    pub block: usize,
+    /// Rows of codes a token.
+    pub passes: Passes,
+}
+
+impl Shape {
+    /// Rows of codes.
+    pub fn columns(&self) -> usize {
+        self.tokens * self.passes.count()
+    }
+}
+
+impl Acts {
+    /// Memory for `tokens` tokens in up to two passes, of up to `k_max` values.
+    pub fn new(stream: &Stream, tokens: usize, k_max: usize) -> Result<Self, Error> {
+        let columns_max = (tokens * Passes::Two.count()).next_multiple_of(GROUP);
+        let k = k_max.next_multiple_of(BLOCK256);
+        let zeroed = |bytes| Buffer::zeroed(stream, bytes + SLACK_BYTES);
+        Ok(Self {
+            q: zeroed(columns_max * k)?,
+            meta: zeroed(columns_max * k / BLOCK32 * 8)?,
+            d: zeroed(columns_max * k / BLOCK256 * 4)?,
+            s16: zeroed(columns_max * k / 16 * 2)?,
+            columns_max,
+            k_max: k,
+            holds: Shape {
+                tokens: 0,
+                k: 0,
+                block: BLOCK32,
+                passes: Passes::One,
+            },
+        })
+    }
+
+    /// What is in it.
+    pub fn shape(&self) -> Shape {
+        self.holds
+    }
+
+    /// Bytes of device memory.
+    pub fn device_bytes(&self) -> usize {
+        self.q.bytes() + self.meta.bytes() + self.d.bytes() + self.s16.bytes()
+    }
+}
+
+/// The kernels that quantise.
+#[derive(Debug)]
+pub struct Quantiser {
+    blocks_32: Kernel,
+    blocks_256: Kernel,
+}
+
+impl Quantiser {
+    /// Loads the kernels.
+    pub fn new(device: &Device) -> Result<Self, Error> {
+        let module = Module::load(device, "acts")?;
+        Ok(Self {
+            blocks_32: module.kernel("quantise_32")?,
+            blocks_256: module.kernel("quantise_256")?,
+        })
+    }
+
+    /// Quantises `x`, `shape.tokens` rows of `shape.k` values, into `acts`.
+    pub fn quantise(
+        &self,
+        stream: &Stream,
+        start: Start,
+        x: &Buffer<f32>,
+        shape: Shape,
+        acts: &mut Acts,
+    ) -> Result<(), Error> {
+        const OP: &str = "quantise";
+        let Shape {
+            tokens,
+            k,
+            block,
+            passes,
+        } = shape;
+        let fits =
+            |what, found: usize, room: usize| length(OP, what, found.saturating_sub(room), 0);
+        fits(
+            "tokens x K over the input",
+            tokens.saturating_mul(k),
+            x.len(),
+        )?;
+        fits("columns over the room", shape.columns(), acts.columns_max)?;
+        fits("K over the room", k, acts.k_max)?;
+        if block != BLOCK32 {
+            length(OP, "block", block, BLOCK256)?;
+        }
+        length(OP, "values of K past whole blocks", k % block, 0)?;
+        acts.holds = shape;
+        if tokens == 0 || k == 0 {
+            return Ok(());
+        }
+        let passes = passes.count() as i32;
+        let (kernel, blocks, args) = if block == BLOCK32 {
+            let args = vec![x.into(), (&acts.q).into(), (&acts.meta).into()];
+            (&self.blocks_32, (k / 4).div_ceil(256), args)
+        } else {
+            let args = vec![
+                x.into(),
+                (&acts.q).into(),
+                (&acts.d).into(),
+                (&acts.s16).into(),
+            ];
+            (&self.blocks_256, (k / BLOCK256).div_ceil(8), args)
+        };
+        let args = [args, vec![(k as i32).into(), passes.into()]].concat();
+        let launch = Launch::grid([blocks as u32, tokens as u32, 1], [256, 1, 1]).start(start);
+        // SAFETY: the kernel reads tokens x K values of `x` and writes that many columns of `acts`; both were checked to have room.
+        unsafe { kernel.launch(stream, launch, &args) }
+    }
+}

@@ -210,8 +210,9 @@ impl Decoder for Reading<'_> {
     fn logits(&self) -> &[f32] {
         &self.logits
     }
-    fn truncate(&mut self, n: usize) {
+    fn truncate(&mut self, n: usize) -> usize {
         self.held.truncate(n);
+        self.held.len()
     }
 }
 

@@ -73,6 +73,8 @@ __device__ unsigned short half_bits(int type, float x) {
 // Grid: cells in 32s, KV heads, K or V. Block: 32 cells x runs of 32 values: lanes are cells, as in K's layout.
 extern "C" __global__ void append(const float* k, const float* v, const cache::Block* blocks, const unsigned* count, const unsigned* position, int tokens,
                                   int heads, int c_k, int c_v, int type_k, int type_v) {
+    wait_for_previous();
+    let_next_start();
     const bool is_k = blockIdx.z == 0;
     const unsigned first = *position, cell = (first / 32 + blockIdx.x) * 32 + threadIdx.x;
     if (cell < first || cell >= first + (unsigned)tokens) return;
@@ -116,34 +118,19 @@ namespace {
 // Entries of a batch, columns and workers of the fold.
 constexpr int BATCH = 256, COLUMNS = 32, WORKERS = 16, FOLD_THREADS = COLUMNS * WORKERS;
 
-// What becomes of a partial: left out, the first, or merged with factors.
-enum Step : int { SKIP, FIRST, MERGE };
-
-struct Factors {
-    float a, b;
-    int step;
+// How many of a block's threads before this one say yes, of the first BATCH; and how many in all.
+struct Rank {
+    int before, all;
 };
 
-// A running maximum of partials that count, and the factors of the next one.
-struct Largest {
-    float m;
-    bool any;
-
-    __device__ Factors add(float m_b, float l_b) {
-        if (l_b == 0.0f) return {1.0f, 0.0f, SKIP};
-        if (!any) {
-            m = m_b, any = true;
-            return {0.0f, 1.0f, FIRST};
-        }
-        const float m_a = m;
-        m = m_a > m_b ? m_a : m_b;
-        return {math::exp_weight(m_a - m), math::exp_weight(m_b - m), MERGE};
-    }
-};
-
-__device__ void merge(float& a, float b, const Factors& f) {
-    if (f.step == MERGE) a = fmaf(b, f.b, a * f.a);
-    if (f.step == FIRST) a = b;
+__device__ Rank rank(bool yes, int (&warps)[BATCH / 32]) {
+    const unsigned ballot = __ballot_sync(~0u, yes);
+    if (threadIdx.x % 32 == 0 && threadIdx.x < BATCH) warps[threadIdx.x / 32] = __popc(ballot);
+    __syncthreads();
+    Rank r{__popc(ballot & (1u << threadIdx.x % 32) - 1), 0};
+    for (int w = 0; w < BATCH / 32; w++) r.before += w < (int)threadIdx.x / 32 ? warps[w] : 0, r.all += warps[w];
+    __syncthreads();
+    return r;
 }
 
 }  // namespace
@@ -157,53 +144,52 @@ struct Part {
 // Folds one token's partials: blocks inside groups of four, then groups, in the order of `parts`. Partials are [slot][H][2 + C].
 // Merges sinks (null: none), divides: out [H, C].
 //
-// Grid: heads, values in 32s. Factors first, which need only m and l; then the values' chains, which are two operations a part.
-extern "C" __global__ void __launch_bounds__(FOLD_THREADS) fold(const float* partials, const float* groups, const Part* parts, const unsigned* count,
-                                                               const float* sinks, float* out, int heads, int c) {
+// Grid: heads, values in 32s. In batches: partials without a cell are left out; factors, which need only m, are computed side by side; groups
+// are folded by several workers; then a thread a column folds groups, two operations each.
+extern "C" __global__ void __launch_bounds__(FOLD_THREADS) fold(const float* partials, const float* groups, const Part* parts, const unsigned* count, const float* sinks,
+                                                               float* out, int heads, int c) {
     __shared__ float values[BATCH][COLUMNS + 1];  // of groups; in the last column l
-    __shared__ Factors in_group[BATCH], in_total[BATCH];
-    __shared__ float m_of[BATCH], l_of[BATCH];
+    __shared__ Part listed[BATCH + 1], entries[BATCH];
+    __shared__ float m_of[BATCH], l_of[BATCH], a_of[BATCH], b_of[BATCH], sum;
     __shared__ int group_at[BATCH + 1], warps[BATCH / 32];
-    __shared__ Part entries[BATCH + 1];
+    wait_for_previous();
+    let_next_start();
     const int t = threadIdx.x, column = t % COLUMNS, worker = t / COLUMNS, head = blockIdx.x, size = 2 + c;
     const int at = blockIdx.y * COLUMNS + column, n = (int)*count;
     auto row = [&](const Part& part) { return (part.group >> 31 ? groups : partials) + ((size_t)part.slot * heads + head) * size; };
-    Largest total{0.0f, false};
-    float value = 0.0f;  // of thread 0 .. 31 a column's, of thread 32 l
+    float m_total = 0.0f, value = 0.0f;  // value: of thread 0 .. 31 a column's, of thread 32 l
+    bool any = false;
     for (int start = 0, batch; start < n; start += batch) {
         batch = min(BATCH, n - start);
-        if (t <= batch && start + t < n) entries[t] = parts[start + t];
+        if (t <= batch && start + t < n) listed[t] = parts[start + t];
         __syncthreads();
         if (start + batch < n)  // groups stay whole: the host sees to it that each has fewer parts than a batch
-            while (batch > 1 && entries[batch - 1].group == entries[batch].group) batch--;
-        const bool is_entry = t < batch, is_start = is_entry && (t == 0 || entries[t].group != entries[t - 1].group);
-        if (is_entry) m_of[t] = row(entries[t])[0], l_of[t] = row(entries[t])[1];
-        const unsigned starts = __ballot_sync(~0u, is_start);
-        if (t % 32 == 0 && t < BATCH) warps[t / 32] = __popc(starts);
+            while (batch > 1 && listed[batch - 1].group == listed[batch].group) batch--;
+        float m = 0.0f, l = 0.0f;
+        if (t < batch) m = row(listed[t])[0], l = row(listed[t])[1];
+        const Rank kept = rank(t < batch && l != 0.0f, warps);
+        if (t < batch && l != 0.0f) entries[kept.before] = listed[t], m_of[kept.before] = m, l_of[kept.before] = l;
         __syncthreads();
-        int number = __popc(starts & (1u << t % 32) - 1), count_groups = 0;
-        for (int w = 0; w < BATCH / 32; w++) number += w < t / 32 ? warps[w] : 0, count_groups += warps[w];
-        if (is_start) group_at[number] = t;
-        if (t == 0) group_at[count_groups] = batch;
-        if (is_entry) {
-            Largest before{0.0f, false};
-            int first = t;
-            while (first > 0 && entries[first - 1].group == entries[t].group) first--;
-            Factors f{};
-            for (int i = first; i <= t; i++) f = before.add(m_of[i], l_of[i]);
-            in_group[t] = f;
+        const bool is_start = t < kept.all && (t == 0 || entries[t].group != entries[t - 1].group);
+        const Rank number = rank(is_start, warps);
+        if (is_start) group_at[number.before] = t;
+        if (t == 0) group_at[number.all] = kept.all;
+        if (t < kept.all && !is_start) {
+            float before = -INFINITY;
+            for (int i = t - 1; i >= 0 && entries[i].group == entries[t].group; i--) before = fmaxf(before, m_of[i]);
+            const float now = fmaxf(before, m_of[t]);
+            a_of[t] = math::exp_weight(before - now), b_of[t] = math::exp_weight(m_of[t] - now);
         }
         __syncthreads();
-        // A group's m and l, and its values.
-        float m_group = 0.0f, l_group = 0.0f;
-        if (t < count_groups) {
+        float m_group = -INFINITY, l_group = 0.0f;
+        if (t < number.all) {
             for (int i = group_at[t]; i < group_at[t + 1]; i++) {
-                if (in_group[i].step == FIRST || (in_group[i].step == MERGE && !(m_group > m_of[i]))) m_group = m_of[i];
-                merge(l_group, l_of[i], in_group[i]);
+                m_group = fmaxf(m_group, m_of[i]);
+                l_group = i == group_at[t] ? l_of[i] : fmaf(l_of[i], b_of[i], l_group * a_of[i]);
             }
         }
 #pragma unroll 2
-        for (int g = worker; g < count_groups; g += WORKERS) {
+        for (int g = worker; g < number.all; g += WORKERS) {
             const int from = group_at[g], end = group_at[g + 1];
             float o = 0.0f;
             for (int first = from; first < end; first += 4) {
@@ -212,35 +198,39 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS) fold(const float* par
                 for (int i = 0; i < 4; i++) x[i] = first + i < end && at < c ? row(entries[first + i])[2 + at] : 0.0f;
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    if (first + i < end) merge(o, x[i], in_group[first + i]);
+                    if (first + i < end) o = first + i == from ? x[i] : fmaf(x[i], b_of[first + i], o * a_of[first + i]);
             }
             values[g][column] = o;
         }
         __syncthreads();
-        if (t < count_groups) m_of[t] = m_group, l_of[t] = l_group, values[t][COLUMNS] = l_group;
+        if (t < number.all) m_of[t] = m_group, values[t][COLUMNS] = l_group;
         __syncthreads();
-        Largest next = total;
-        for (int g = 0; g < count_groups; g++) {
-            const float m = m_of[g], l = l_of[g];
-            if (g == t) {
-                in_total[g] = next.add(m, l);
-            } else if (l != 0.0f) {
-                next.m = next.any && next.m > m ? next.m : m, next.any = true;
-            }
+        float before = any ? m_total : -INFINITY, all = before;
+#pragma unroll 8
+        for (int g = 0; g < number.all; g++) {
+            before = g < t ? fmaxf(before, m_of[g]) : before;
+            all = fmaxf(all, m_of[g]);
         }
-        total = next;
+        if (t < number.all) {
+            const float now = fmaxf(before, m_group);
+            a_of[t] = math::exp_weight(before - now), b_of[t] = math::exp_weight(m_group - now);
+        }
+        m_total = all;
         __syncthreads();
-        if (t <= COLUMNS)
-            for (int g = 0; g < count_groups; g++) merge(value, values[g][t], in_total[g]);
+        if (t <= COLUMNS && number.all > 0) {
+            if (!any) value = values[0][t];
+#pragma unroll 8
+            for (int g = any ? 0 : 1; g < number.all; g++) value = fmaf(values[g][t], b_of[g], value * a_of[g]);
+        }
+        any = any || number.all > 0;
         __syncthreads();
     }
-    __shared__ float sum;
     if (t == COLUMNS) sum = value;
     __syncthreads();
     if (t < COLUMNS && at < c) {
         float l = sum;
         if (sinks != nullptr) {
-            const float sink = sinks[head], m = total.m > sink ? total.m : sink, f = math::exp(total.m - m);
+            const float sink = sinks[head], m = m_total > sink ? m_total : sink, f = math::exp(m_total - m);
             l = math::exp(sink - m) + l * f;
             value = value * f;
         }

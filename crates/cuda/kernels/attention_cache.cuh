@@ -11,6 +11,8 @@
 #pragma once
 #include <cstdint>
 
+#include "mma.cuh"
+
 namespace cache {
 
 constexpr int CELLS = 256, PANEL = 64;

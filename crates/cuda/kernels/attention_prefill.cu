@@ -14,6 +14,8 @@ PREFILL_KERNEL(prefill_256_converted, 256, 1, 8, false)
 // out [T, H, C]. A warp a row.
 extern "C" __global__ void __launch_bounds__(256) merge_spans(float* states, float* out, const float* sinks, int rows, int heads, int c, int first, int spans,
                                                              int slots, int begun) {
+    wait_for_previous();
+    let_next_start();
     const int row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
     auto state = [&](int slot) { return states + ((size_t)slot * rows + row) * (2 + c); };

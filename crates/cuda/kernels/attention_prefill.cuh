@@ -27,7 +27,7 @@ namespace prefill {
 using cache::CELLS;
 using cache::PANEL;
 
-constexpr int SPAN = 8192;
+constexpr int SPAN = 4096;
 
 struct Args {
     const float* q;
@@ -131,18 +131,20 @@ struct Tiles {
 template <int C, int MT, int WARPS, bool DIRECT>
 struct Kernel {
     static constexpr int THREADS = 32 * WARPS, ROWS = 16 * MT * WARPS, STRIDE = (C + 63) / 64 * 64;
+    static constexpr int CHUNKS = STRIDE / 8;        // 16-byte chunks of a row
     static constexpr int TILE = PANEL * STRIDE;      // halves of a tile of K or V
     static constexpr int RAW = PANEL * C * 2 + 512;  // bytes of a raw stage of K or V: as bf16, or codes and scales
     static constexpr int SHARED = 2 * (ROWS * STRIDE + (DIRECT ? 4 : 2) * TILE) + (DIRECT ? 0 : 2 * RAW);
 
     // f16 to its place.
     static __device__ __forceinline__ void load_direct(const Args& a, const Tile& tile, __half* k, __half* v) {
+#pragma unroll 4
         for (int i = threadIdx.x; i < a.c_k * 8; i += THREADS) copy16(k + chunk<PANEL>(i / 8, i % 8 * 8), tile.k + i * 16, true);
-        const int chunks = a.c_v / 8;
-        for (int i = threadIdx.x; i < PANEL * chunks; i += THREADS) {
-            const int cell = i / chunks, at = i % chunks;
-            copy16(v + chunk<STRIDE>(cell, at * 8), tile.v + i * 16, tile.cells.from <= cell && cell < tile.cells.to);
-        }
+        const int at = threadIdx.x % CHUNKS * 8;
+        if (at < a.c_v)
+#pragma unroll
+            for (int cell = threadIdx.x / CHUNKS; cell < PANEL; cell += THREADS / CHUNKS)
+                copy16(v + chunk<STRIDE>(cell, at), tile.v + (cell * a.c_v + at) * 2, tile.cells.from <= cell && cell < tile.cells.to);
     }
 
     // Anything to a raw stage: codes, then scales.
@@ -179,43 +181,45 @@ struct Kernel {
             }
             return;
         }
-        // A thread takes four rows (or four and four) of two cells.
-        const bool nibbles = a.type_k == cache::Q4_0;
-        const int words = nibbles ? a.c_k / 8 : a.c_k / 4, words_a_run = nibbles ? 4 : 8;
         const uint8_t* scales = raw + cache::code_bytes(a.type_k, PANEL * a.c_k);
-        for (int i = threadIdx.x; i < words * 32; i += THREADS) {
-            const int word = i / 32, pair = i % 32, run = word / words_a_run, in_run = word % words_a_run;
-            uint2 x = ((const uint2*)raw)[word * 32 + pair];
+        if (a.type_k == cache::Q4_0) {
+            convert_words<true>(a, raw, scales, k);
+        } else {
+            convert_words<false>(a, raw, scales, k);
+        }
+    }
+
+    // Quantised K: a thread takes a word of two cells, which is four rows (of nibbles four and four).
+    template <bool NIBBLES>
+    static __device__ __forceinline__ void convert_words(const Args& a, const uint8_t* raw, const uint8_t* scales, __half* k) {
+        constexpr int WORDS = NIBBLES ? 4 : 8;  // of a run of 32 values
+        const int pair = threadIdx.x % 32;
+#pragma unroll 2
+        for (int word = threadIdx.x / 32; word < a.c_k / 32 * WORDS; word += WARPS) {
+            const int run = word / WORDS;
+            const uint2 x = ((const uint2*)raw)[word * 32 + pair];
             const __half2 d = ((const __half2*)scales)[run * 32 + pair];
-            const float bias = nibbles ? 8.0f : 128.0f;
 #pragma unroll
-            for (int part = 0; part < 2; part++) {
-                if (part == 1 && !nibbles) break;
-                uint2 y;
-                if (nibbles) {
-                    y = {x.x >> 4 * part & 0x0f0f0f0fu, x.y >> 4 * part & 0x0f0f0f0fu};
-                } else {
-                    y = {x.x ^ 0x80808080u, x.y ^ 0x80808080u};
-                }
-                const unsigned even = __byte_perm(y.x, y.y, 0x6240), odd = __byte_perm(y.x, y.y, 0x7351);
-                // even: bytes x0 y0 x2 y2; odd: x1 y1 x3 y3
+            for (int part = 0; part < (NIBBLES ? 2 : 1); part++) {
+                const uint2 y = NIBBLES ? uint2{x.x >> 4 * part & 0x0f0f0f0fu, x.y >> 4 * part & 0x0f0f0f0fu} : uint2{x.x ^ 0x80808080u, x.y ^ 0x80808080u};
+                const unsigned even = __byte_perm(y.x, y.y, 0x6240), odd = __byte_perm(y.x, y.y, 0x7351);  // x0 y0 x2 y2, x1 y1 x3 y3
                 const unsigned rows[4] = {__byte_perm(even, 0, 0x4140), __byte_perm(odd, 0, 0x4140), __byte_perm(even, 0, 0x4342), __byte_perm(odd, 0, 0x4342)};
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const int c = run * 32 + part * 16 + in_run * 4 + j;
-                    *(__half2*)(k + chunk<PANEL>(c, 2 * pair) + 2 * pair % 8) = scaled(rows[j], bias, d);
-                }
+                for (int j = 0; j < 4; j++)
+                    *(__half2*)(k + chunk<PANEL>(run * 32 + part * 16 + word % WORDS * 4 + j, 2 * pair) + 2 * pair % 8) = scaled(rows[j], NIBBLES ? 8.0f : 128.0f, d);
             }
         }
     }
 
     static __device__ __forceinline__ void convert_v(const Args& a, const Cells& tile, const uint8_t* raw, __half* v) {
         const uint8_t* scales = raw + cache::code_bytes(a.type_v, PANEL * a.c_v);
-        const int chunks = a.c_v / 8, runs = a.c_v / 32;
+        const int runs = a.c_v / 32;
         if (a.type_v == cache::Q4_0) {
-            for (int i = threadIdx.x; i < PANEL * runs * 2; i += THREADS) {
-                const int cell = i / (2 * runs), run = i / 2 % runs, half = i % 2;
-                const uint2 x = ((const uint2*)raw)[i];
+            const int unit = threadIdx.x % (CHUNKS / 2), run = unit / 2, half = unit % 2;  // 8 bytes: values of both halves of a run
+            if (run >= runs) return;
+#pragma unroll 2
+            for (int cell = threadIdx.x / (CHUNKS / 2); cell < PANEL; cell += THREADS / (CHUNKS / 2)) {
+                const uint2 x = *(const uint2*)(raw + (cell * runs + run) * 16 + half * 8);
                 const __half2 d = __half2half2(((const __half*)scales)[cell * runs + run]);
                 const bool is_there = tile.from <= cell && cell < tile.to;
 #pragma unroll
@@ -223,29 +227,31 @@ struct Kernel {
                     const unsigned y[2] = {x.x >> 4 * part & 0x0f0f0f0fu, x.y >> 4 * part & 0x0f0f0f0fu};
                     __half2 z[4];
 #pragma unroll
-                    for (int j = 0; j < 4; j++) z[j] = is_there ? scaled(__byte_perm(y[j / 2], 0, j % 2 ? 0x4342 : 0x4140), 8.0f, d) : __half2{};
-                    *(uint4*)(v + chunk<STRIDE>(cell, run * 32 + part * 16 + half * 8)) = *(const uint4*)z;
+                    for (int j = 0; j < 4; j++) z[j] = scaled(__byte_perm(y[j / 2], 0, j % 2 ? 0x4342 : 0x4140), 8.0f, d);
+                    *(uint4*)(v + chunk<STRIDE>(cell, run * 32 + part * 16 + half * 8)) = is_there ? *(const uint4*)z : uint4{};
                 }
             }
             return;
         }
-        for (int i = threadIdx.x; i < PANEL * chunks; i += THREADS) {
-            const int cell = i / chunks, at = i % chunks;
+        const int at = threadIdx.x % CHUNKS * 8;
+        if (at >= a.c_v) return;
+#pragma unroll 2
+        for (int cell = threadIdx.x / CHUNKS; cell < PANEL; cell += THREADS / CHUNKS) {
             const bool is_there = tile.from <= cell && cell < tile.to;
             __half2 z[4];
             if (a.type_v == cache::Q8_0) {
-                const uint2 x = ((const uint2*)raw)[i];
+                const uint2 x = *(const uint2*)(raw + cell * a.c_v + at);
                 const unsigned y[2] = {x.x ^ 0x80808080u, x.y ^ 0x80808080u};
-                const __half2 d = __half2half2(((const __half*)scales)[cell * runs + at / 4]);
+                const __half2 d = __half2half2(((const __half*)scales)[cell * runs + at / 32]);
 #pragma unroll
                 for (int j = 0; j < 4; j++) z[j] = scaled(__byte_perm(y[j / 2], 0, j % 2 ? 0x4342 : 0x4140), 128.0f, d);
             } else {
-                const uint4 x = ((const uint4*)raw)[i];
+                const uint4 x = *(const uint4*)(raw + (cell * a.c_v + at) * 2);
                 const unsigned y[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
                 for (int j = 0; j < 4; j++) z[j] = a.type_v == cache::BF16 ? from_bf16(y[j]) : *(const __half2*)&y[j];
             }
-            *(uint4*)(v + chunk<STRIDE>(cell, at * 8)) = is_there ? *(const uint4*)z : uint4{};
+            *(uint4*)(v + chunk<STRIDE>(cell, at)) = is_there ? *(const uint4*)z : uint4{};
         }
     }
 
@@ -266,6 +272,8 @@ struct Kernel {
 
     static __device__ __forceinline__ void attend(const Args& a) {
         extern __shared__ __align__(128) uint8_t shared[];
+        wait_for_previous();
+        let_next_start();
         __half* q = (__half*)shared;
         __half* tiles = q + ROWS * STRIDE;  // K, V; if direct, twice
         uint8_t* raw = (uint8_t*)(tiles + 2 * TILE);

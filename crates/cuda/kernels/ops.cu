@@ -2,6 +2,7 @@
 //
 // Shapes: rows are tokens, [T, D]; heads [T, H, C].
 #include "math.cuh"
+#include "mma.cuh"
 
 namespace {
 
@@ -44,6 +45,8 @@ __device__ float block_inverse_rms(const float* x, int n, float eps, float* shar
 extern "C" __global__ void __launch_bounds__(THREADS) residual_norm(float* x, const float* delta, const float* delta2, const float* bias, const float* post,
                                                                    const float* w, float* normed, int d, float eps) {
     extern __shared__ float row[];
+    wait_for_previous();
+    let_next_start();
     __shared__ float factor;
     const size_t at = (size_t)blockIdx.x * d;
     if (delta != nullptr && post != nullptr) {
@@ -82,6 +85,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) residual_norm(float* x, co
 extern "C" __global__ void __launch_bounds__(THREADS) heads(float* x, const float* bias, const float* norm, const float* cos, const float* sin,
                                                            const unsigned* position, int tokens, int heads, int c, int pairs, int halves, float eps, int hadamard) {
     extern __shared__ float rows[];
+    wait_for_previous();
+    let_next_start();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, item = blockIdx.x * (THREADS / 32) + warp;
     if (item >= tokens * heads) return;
     float* row = rows + warp * c;
@@ -120,24 +125,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads(float* x, const floa
 
 // gate = f(gate) * up; f: 0 SiLU, 1 GELU (tanh form).
 extern "C" __global__ void gated(float* gate, const float* up, int f, unsigned long long n) {
+    wait_for_previous();
+    let_next_start();
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) gate[i] = (f == 0 ? math::silu(gate[i]) : math::gelu(gate[i])) * up[i];
 }
 
 // x += y, both [T, D]; `stride` 0: y is one row for all tokens, else D.
 extern "C" __global__ void add(float* x, const float* y, int d, int stride, unsigned long long n) {
+    wait_for_previous();
+    let_next_start();
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) x[i] = x[i] + y[stride == 0 ? i % d : i];
 }
 
 // x = tanh(x / cap) * cap.
 extern "C" __global__ void soft_cap(float* x, float cap, unsigned long long n) {
+    wait_for_previous();
+    let_next_start();
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) x[i] = math::soft_cap(x[i], cap);
 }
 
 // x *= factor.
 extern "C" __global__ void scale(float* x, float factor, unsigned long long n) {
+    wait_for_previous();
+    let_next_start();
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) x[i] = x[i] * factor;
 }

@@ -15,16 +15,16 @@ use prefill::Prefill;
 
 use crate::device::Device;
 use crate::error::{Error, length};
-use crate::kernel::{Arg, Kernel, Launch, Module};
+use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
 use crate::stream::Stream;
 
 /// Query heads that are attended together at most; the kernels exist for each number up to it.
 const HEADS_MAX: usize = 8;
 
-/// Threads of a decode thread block, bytes of its rings: as in `kernels/attention_decode.cuh`.
+/// Threads of a decode thread block, bytes of a stage of its rings: as in `kernels/attention_decode.cuh`.
 const DECODE_THREADS: usize = 128;
-const RING_BYTES: usize = 4 * 3 * (2048 + 256);
+const STAGE_BYTES: usize = 4096 + 512;
 
 /// Shared memory that the driver keeps a thread block for itself.
 const SHARED_RESERVED: usize = 1024;
@@ -74,18 +74,18 @@ impl Attention {
         let gqa = heads / shape.heads;
         length("attention", "query heads", heads, gqa.max(1) * shape.heads)?;
         let together = gqa.div_ceil(gqa.div_ceil(HEADS_MAX));
-        let width = match shape.c_v {
-            ..=64 => 2,
-            ..=128 => 4,
-            _ => 8,
+        let segments = match shape.c_v {
+            ..=64 => 4,
+            ..=128 => 2,
+            _ => 1,
         };
         let module = Module::load(device, &format!("attention_g{together}"))?;
-        let attend = module.kernel(&format!("attend_w{width}"))?;
+        let attend = module.kernel(&format!("attend_s{segments}"))?;
         let shared_bytes = shared_bytes(together, &shape);
         attend.allow_shared(shared_bytes)?;
         let properties = device.properties();
         // As `blocks_a_multiprocessor` in the kernels' source.
-        let by_registers = if together * width <= 40 { 4 } else { 3 };
+        let by_registers = if together <= 5 { 3 } else { 2 };
         let by_shared = properties.shared_bytes / (shared_bytes + SHARED_RESERVED);
         let others = Module::load(device, "attention")?;
         Ok(Self {
@@ -115,6 +115,7 @@ impl Attention {
     pub fn append(
         &self,
         stream: &Stream,
+        start: Start,
         table: &Table,
         position: &Buffer<u32>,
         tokens: usize,
@@ -146,8 +147,11 @@ impl Attention {
         ];
         // SAFETY: as the kernel takes them; lengths are checked, the table's blocks are vouched for by who set it.
         unsafe {
-            self.append
-                .launch(stream, Launch::grid(grid, [32, runs as u32, 1]), &args)
+            self.append.launch(
+                stream,
+                Launch::grid(grid, [32, runs as u32, 1]).start(start),
+                &args,
+            )
         }
     }
 
@@ -155,6 +159,7 @@ impl Attention {
     pub fn decode(
         &self,
         stream: &Stream,
+        start: Start,
         table: &Table,
         position: &Buffer<u32>,
         params: &Params,
@@ -184,7 +189,9 @@ impl Attention {
             Arg::from(params.cap()),
             Arg::from(params.window()),
         ];
-        let launch = Launch::new(self.grid, DECODE_THREADS).shared(self.shared_bytes);
+        let launch = Launch::new(self.grid, DECODE_THREADS)
+            .shared(self.shared_bytes)
+            .start(start);
         // SAFETY: as the kernel takes them; lengths are checked, the table's blocks are vouched for by who set it.
         unsafe { self.attend.launch(stream, launch, &args) }
     }
@@ -195,6 +202,7 @@ impl Attention {
     pub fn fold(
         &self,
         stream: &Stream,
+        start: Start,
         parts: &Parts,
         partials: &Partials,
         groups: Option<&Partials>,
@@ -229,7 +237,7 @@ impl Attention {
         // SAFETY: as the kernel takes them; lengths are checked.
         unsafe {
             self.fold
-                .launch(stream, Launch::grid(grid, [512, 1, 1]), &args)
+                .launch(stream, Launch::grid(grid, [512, 1, 1]).start(start), &args)
         }
     }
 }
@@ -246,6 +254,7 @@ impl Attention {
     pub fn prefill(
         &self,
         stream: &Stream,
+        start: Start,
         table: &Table,
         params: &Params,
         position: usize,
@@ -258,6 +267,7 @@ impl Attention {
     ) -> Result<(), Error> {
         self.prefill.attend(
             stream,
+            start,
             &self.shape,
             self.heads,
             params,
@@ -273,14 +283,12 @@ impl Attention {
     }
 }
 
-/// Bytes of dynamic shared memory of the decode kernel: `shared_bytes` in its source.
+/// Bytes of dynamic shared memory of the decode kernel: rings, and beside them the larger of what its two ways take.
 fn shared_bytes(together: usize, shape: &KvShape) -> usize {
-    let padded = match together {
-        1 | 2 => together,
-        3 | 4 => 4,
-        _ => 8,
-    };
-    RING_BYTES + 4 * (padded * (shape.c_k + CELLS) + 4 * together * shape.c_v + 5 * 8)
+    let stages = if together <= 5 { 3 } else { 4 };
+    let many = 4 * together * CELLS * 4;
+    let few = 4 * (shape.c_k + CELLS + 4 * shape.c_v + 4 + 1);
+    4 * stages * STAGE_BYTES + many.max(few.next_multiple_of(16))
 }
 
 fn int(n: usize) -> Arg {

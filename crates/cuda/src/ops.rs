@@ -2,7 +2,7 @@
 
 use crate::device::Device;
 use crate::error::{Error, length};
-use crate::kernel::{Arg, Kernel, Launch, Module};
+use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
 use crate::stream::Stream;
 
@@ -111,6 +111,7 @@ impl Ops {
     pub fn residual_norm(
         &self,
         stream: &Stream,
+        start: Start,
         tokens: usize,
         width: usize,
         eps: f32,
@@ -150,7 +151,7 @@ impl Ops {
         if tokens == 0 {
             return Ok(());
         }
-        let launch = Launch::new(tokens, THREADS).shared(4 * width);
+        let launch = Launch::new(tokens, THREADS).shared(4 * width).start(start);
         // SAFETY: as the kernel takes them; lengths are checked.
         unsafe { self.residual_norm.launch(stream, launch, &args) }
     }
@@ -160,6 +161,7 @@ impl Ops {
     pub fn heads(
         &self,
         stream: &Stream,
+        start: Start,
         tokens: usize,
         count: usize,
         c: usize,
@@ -210,7 +212,9 @@ impl Ops {
             return Ok(());
         }
         let warps = THREADS / 32;
-        let launch = Launch::new((tokens * count).div_ceil(warps), THREADS).shared(4 * warps * c);
+        let launch = Launch::new((tokens * count).div_ceil(warps), THREADS)
+            .shared(4 * warps * c)
+            .start(start);
         // SAFETY: as the kernel takes them; lengths are checked.
         unsafe { self.heads.launch(stream, launch, &args) }
     }
@@ -219,6 +223,7 @@ impl Ops {
     pub fn gated(
         &self,
         stream: &Stream,
+        start: Start,
         f: Gate,
         n: usize,
         gate: &mut Buffer<f32>,
@@ -233,13 +238,14 @@ impl Ops {
             Arg::from(f),
             Arg::from(n as u64),
         ];
-        self.each(stream, &self.gated, n, &args)
+        self.each(stream, start, &self.gated, n, &args)
     }
 
     /// `x += y`, both `[T, D]`.
     pub fn add(
         &self,
         stream: &Stream,
+        start: Start,
         n: usize,
         x: &mut Buffer<f32>,
         y: &Buffer<f32>,
@@ -253,13 +259,14 @@ impl Ops {
             Arg::from(1i32),
             Arg::from(n as u64),
         ];
-        self.each(stream, &self.add, n, &args)
+        self.each(stream, start, &self.add, n, &args)
     }
 
     /// Adds `bias` `[D]` to each of `tokens` rows of `x`.
     pub fn add_bias(
         &self,
         stream: &Stream,
+        start: Start,
         tokens: usize,
         width: usize,
         x: &mut Buffer<f32>,
@@ -275,42 +282,57 @@ impl Ops {
             Arg::from(0i32),
             Arg::from(n as u64),
         ];
-        self.each(stream, &self.add, n, &args)
+        self.each(stream, start, &self.add, n, &args)
     }
 
     /// `x = cap * tanh(x / cap)`, `n` values.
     pub fn soft_cap(
         &self,
         stream: &Stream,
+        start: Start,
         n: usize,
         x: &mut Buffer<f32>,
         cap: f32,
     ) -> Result<(), Error> {
         at_least("soft_cap", "x", x.len(), n)?;
         let args = [Arg::from(x), Arg::from(cap), Arg::from(n as u64)];
-        self.each(stream, &self.soft_cap, n, &args)
+        self.each(stream, start, &self.soft_cap, n, &args)
     }
 
     /// `x *= factor`, `n` values.
     pub fn scale(
         &self,
         stream: &Stream,
+        start: Start,
         n: usize,
         x: &mut Buffer<f32>,
         factor: f32,
     ) -> Result<(), Error> {
         at_least("scale", "x", x.len(), n)?;
         let args = [Arg::from(x), Arg::from(factor), Arg::from(n as u64)];
-        self.each(stream, &self.scale, n, &args)
+        self.each(stream, start, &self.scale, n, &args)
     }
 
     /// A thread a value.
-    fn each(&self, stream: &Stream, kernel: &Kernel, n: usize, args: &[Arg]) -> Result<(), Error> {
+    fn each(
+        &self,
+        stream: &Stream,
+        start: Start,
+        kernel: &Kernel,
+        n: usize,
+        args: &[Arg],
+    ) -> Result<(), Error> {
         if n == 0 {
             return Ok(());
         }
         // SAFETY: the callers give what the kernel takes and have checked lengths.
-        unsafe { kernel.launch(stream, Launch::new(n.div_ceil(THREADS), THREADS), args) }
+        unsafe {
+            kernel.launch(
+                stream,
+                Launch::new(n.div_ceil(THREADS), THREADS).start(start),
+                args,
+            )
+        }
     }
 }
 

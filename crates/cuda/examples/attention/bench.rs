@@ -23,7 +23,7 @@ pub fn run(device: &Device) -> Result<(), Failure> {
         (64, 8, 128),
     ] {
         for ty in [KvType::F16, KvType::Q8_0, KvType::Q4_0] {
-            for depth in [1024, 16_384, 65_536] {
+            for depth in [256, 1024, 4096, 16_384, 65_536] {
                 decode(&stream, heads, shape(heads_kv, c, c, ty, ty), depth)?;
             }
         }
@@ -185,7 +185,7 @@ fn prefill(
     };
     let q = Buffer::from_slice(stream, &values(tokens * heads * shape.c_k, 5))?;
     let mut out = Buffer::<f32>::new(device, tokens * heads * shape.c_v)?;
-    let at_once = if tokens > 1024 { 3 } else { 9 };
+    let at_once = if tokens > 1024 { 3 } else { 8 };
     let mut spans = Spans::new(stream, Spans::values(&shape, heads, tokens, at_once))?;
     let repeats = 1 + 3_000_000 / (tokens * (depth + tokens));
     let ms = median_ms(stream, || {

@@ -72,7 +72,7 @@ pub fn rows(device: &Device) -> Result<Vec<Row>, Failure> {
         windowed.params.window = Some(500);
         add(windowed)?;
         let mut holes = case(1, 64, 64, (ty, ty), 2, 9000, 300)?;
-        holes.removed = vec![5..6, 90..700, 8100..8300, 8500..8501];
+        holes.removed = vec![5..6, 90..700, 4000..4200, 8100..8300, 8500..8501];
         add(holes)?;
     }
     Ok(rows)

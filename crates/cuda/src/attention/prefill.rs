@@ -4,12 +4,12 @@ use super::layout::{HEAD_MAX, KvShape, KvType, Table};
 use super::{Params, at_least, int};
 use crate::device::Device;
 use crate::error::{Error, length};
-use crate::kernel::{Arg, Kernel, Launch, Module};
+use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
 use crate::stream::Stream;
 
 /// Cells after which a row's softmax begins anew: as in the kernel.
-const SPAN: usize = 8192;
+const SPAN: usize = 4096;
 
 /// Cells of a tile.
 const TILE: usize = 64;
@@ -101,6 +101,7 @@ impl Prefill {
     pub(super) fn attend(
         &self,
         stream: &Stream,
+        start: Start,
         shape: &KvShape,
         heads: usize,
         params: &Params,
@@ -151,6 +152,7 @@ impl Prefill {
         let call = Call {
             prefill: self,
             stream,
+            start,
             shape,
             heads,
             params,
@@ -197,6 +199,7 @@ impl Prefill {
 struct Call<'a> {
     prefill: &'a Prefill,
     stream: &'a Stream,
+    start: Start,
     shape: &'a KvShape,
     heads: usize,
     params: &'a Params,
@@ -244,8 +247,9 @@ impl Call<'_> {
         ];
         let tiles = (self.tokens * gqa).div_ceil(prefill.rows);
         let grid = [tiles, shape.heads, count].map(|n| n as u32);
-        let launch =
-            Launch::grid(grid, [prefill.threads as u32, 1, 1]).shared(prefill.shared_bytes);
+        let launch = Launch::grid(grid, [prefill.threads as u32, 1, 1])
+            .shared(prefill.shared_bytes)
+            .start(self.start);
         // SAFETY: as the kernel takes them; lengths are checked, the table's blocks are vouched for by who set it.
         unsafe { prefill.attend.launch(self.stream, launch, &args) }
     }
@@ -272,7 +276,7 @@ impl Call<'_> {
             int(usize::from(spans.begun)),
         ];
         spans.begun = true;
-        let launch = Launch::new(rows.div_ceil(8), 256);
+        let launch = Launch::new(rows.div_ceil(8), 256).start(self.start);
         // SAFETY: as the kernel takes them; the states have a slot more than `slots`.
         unsafe { self.prefill.merge.launch(self.stream, launch, &args) }
     }

@@ -110,6 +110,20 @@ pub enum Error {
         /// As it must be.
         wanted: usize,
     },
+    /// A head size that a cache type cannot store or a kernel cannot attend.
+    #[error(
+        "attention over {format}: the head size is {found}, expected a multiple of {multiple} up to {most}"
+    )]
+    Head {
+        /// The cache type's name.
+        format: &'static str,
+        /// The head size.
+        found: usize,
+        /// What divides the sizes that can be stored.
+        multiple: usize,
+        /// The largest.
+        most: usize,
+    },
     /// A format that an operation has no kernel for.
     #[error("{op}: no kernel for {format}")]
     Format {

@@ -248,7 +248,20 @@ pub fn attend(
         }
     };
     let spans = seen(spans, params, position, tokens);
-    if tokens != 1 || threads == 1 || spans.len() < 2 {
+    // One token over a long past: its groups, or its spans if those are too few, are spread and folded afterwards. A group that
+    // comes in several calls goes on span by span.
+    let groups = match (spans.first(), spans.last()) {
+        (Some(first), Some(last)) => first.group()..last.group() + 1,
+        _ => 0..0,
+    };
+    let whole_groups = step == Step::ONLY && groups.len() * shape.heads >= ITEMS_A_THREAD * threads;
+    let parts = if whole_groups {
+        groups.len()
+    } else {
+        spans.len()
+    };
+    let room = buffer.len() / (params.heads * size);
+    if tokens != 1 || threads == 1 || spans.len() < 2 || parts > room {
         pool.run(tiles * shape.heads, |item| {
             // Later tiles see more cells: they go first.
             let rows = rows(tiles - 1 - item / shape.heads, item % shape.heads);
@@ -273,15 +286,6 @@ pub fn attend(
         });
         return;
     }
-    // One token over a long past: its groups, or its blocks if those are too few, are spread and folded afterwards. A group that
-    // comes in several calls goes on block by block.
-    let groups = spans[0].group()..spans[spans.len() - 1].group() + 1;
-    let whole_groups = step == Step::ONLY && groups.len() * shape.heads >= ITEMS_A_THREAD * threads;
-    let parts = if whole_groups {
-        groups.len()
-    } else {
-        spans.len()
-    };
     let part = |i: usize| {
         if whole_groups {
             of_group(spans, groups.start + i)

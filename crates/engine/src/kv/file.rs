@@ -229,7 +229,7 @@ impl<B: Backend> Cache<B> {
         ring: &Blocks,
     ) -> Result<(), SessionFileError> {
         let apart = holes.windows(2).all(|w| w[0].end < w[1].start);
-        let inside = holes.iter().all(|h| h.start < h.end && h.end < n.max(1));
+        let inside = holes.iter().all(|h| h.start < h.end && h.end <= n);
         let sequence = Sequence {
             n,
             holes: holes.to_vec(),
@@ -272,8 +272,7 @@ impl<B: Backend> Cache<B> {
             for (i, &there) in blocks.there.iter().enumerate() {
                 let block = blocks.first + i;
                 if !is_ring && there {
-                    self.make_room(backend, 1, &(block..block + 1))
-                        .map_err(Box::new)?;
+                    self.make_room(backend, 1, &[]).map_err(Box::new)?;
                 }
                 let (sequence, full, ring) = self.parts();
                 let (track, store) = if is_ring {

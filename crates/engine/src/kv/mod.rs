@@ -238,15 +238,14 @@ impl<B: Backend> Cache<B> {
     }
 
     fn reserve_full(&mut self, backend: &mut B, blocks: &Range<usize>) -> Result<(), Error> {
-        let sequence = self.sequence();
-        let there = |block: usize| {
-            let id = (block < sequence.full.end())
-                .then(|| sequence.full.get(block))
-                .flatten();
-            id.is_some_and(|id| self.full.is_on_device(id) && !self.full.is_shared(id))
-        };
-        let needed = blocks.clone().filter(|&block| !there(block)).count();
-        self.make_room(backend, needed, blocks)?;
+        let full = &self.sequence().full;
+        let ready: Vec<Id> = full
+            .iter()
+            .filter(|(block, _)| blocks.contains(block))
+            .map(|(_, id)| id)
+            .filter(|&id| self.full.is_on_device(id) && !self.full.is_shared(id))
+            .collect();
+        self.make_room(backend, blocks.len() - ready.len(), &ready)?;
         let (sequence, store, _) = self.parts();
         for block in blocks.clone() {
             if block == sequence.full.end() {
@@ -276,22 +275,11 @@ impl<B: Backend> Cache<B> {
         Ok(())
     }
 
-    /// Spills until device memory has room for `needed` slabs: the oldest blocks of the sequence in work first, then those of others;
-    /// never what is about to be written.
-    fn make_room(
-        &mut self,
-        backend: &mut B,
-        needed: usize,
-        written: &Range<usize>,
-    ) -> Result<(), Error> {
+    /// Spills until device memory has room for `needed` slabs: the oldest blocks of the sequence in work first, then those of others,
+    /// never some to keep.
+    fn make_room(&mut self, backend: &mut B, needed: usize, keep: &[Id]) -> Result<(), Error> {
         while self.full.device_room() < needed {
             let sequence = self.sequence();
-            let keep: Vec<Id> = sequence
-                .full
-                .iter()
-                .filter(|(block, _)| written.contains(block))
-                .map(|(_, id)| id)
-                .collect();
             let others = self.sequences.iter().flatten();
             let victim = sequence
                 .full

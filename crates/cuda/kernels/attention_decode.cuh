@@ -100,25 +100,32 @@ __device__ __forceinline__ void values_quantised(const uint8_t* cells, const uin
     for (int i = 0; i < W; i++) x[i] = decoded(NIBBLES ? w[i / 4] >> shift & 0x0f0f0f0fu : w[i / 4] ^ 0x80808080u, i % 4, d, off);
 }
 
-// One run of 32 values of a query, a lane each, by the rule of `quant::act`: the four codes of a word are in each of its lanes.
+// Four values of a query, 8 lanes a run of 32, by the rule of `quant::act`.
 struct Run {
     float d;
-    int word, sum;
+    int word, sum;  // four codes; the sum of the run's codes
 };
 
-__device__ __forceinline__ Run quantised(float x) {
-    unsigned largest = __float_as_uint(x) & 0x7fffffffu;
-    for (int o = 16; o > 0; o /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, o));
-    const float amax = __uint_as_float(largest);
-    float d = amax / 127.0f;
-    int code = __float2int_rn(x * (127.0f / amax));
-    if (largest >= 0x7f800000u) d = __uint_as_float(0x7fc00000u), code = 0;
-    if (amax < 0x1p-100f) d = 0.0f, code = 0;
-    int word = (code & 255) << 8 * (threadIdx.x % 4), sum = code;
-    word |= __shfl_xor_sync(~0u, word, 1);
-    word |= __shfl_xor_sync(~0u, word, 2);
-    for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
-    return {d, word, sum};
+__device__ __forceinline__ Run quantised(float4 x) {
+    const float v[4] = {x.x, x.y, x.z, x.w};
+    unsigned largest = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
+#pragma unroll
+    for (int o = 4; o > 0; o /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, o));
+    const float amax = __uint_as_float(largest), inverse = 127.0f / amax;
+    Run r{amax / 127.0f, 0, 0};
+    const bool is_faulty = largest >= 0x7f800000u, is_tiny = amax < 0x1p-100f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int code = is_faulty || is_tiny ? 0 : __float2int_rn(v[i] * inverse);
+        r.word |= (code & 255) << 8 * i, r.sum += code;
+    }
+#pragma unroll
+    for (int o = 4; o > 0; o /= 2) r.sum += __shfl_xor_sync(~0u, r.sum, o);
+    if (is_faulty) r.d = __uint_as_float(0x7fc00000u);
+    if (is_tiny) r.d = 0.0f;
+    return r;
 }
 
 // A place in the launch's work: blocks of the list times groups of query heads, the blocks of a group one after the other.
@@ -135,9 +142,11 @@ struct Place {
     }
 };
 
-__device__ __forceinline__ Place place(long long begin, long long end, int blocks, int groups) {
-    const int at = (int)(begin / blocks);
-    return {(int)(end - begin), (int)(begin % blocks), at / groups, at % groups};
+// The items of worker `number` of `workers`: neighbours, one more for the first ones.
+__device__ __forceinline__ Place place(unsigned number, unsigned workers, int blocks, int groups, int heads) {
+    const unsigned total = (unsigned)blocks * groups * heads, each = total / workers, more = total % workers;
+    const unsigned begin = number * each + min(number, more), of_head = blocks > 0 ? begin / blocks : 0;
+    return {(int)(each + (number < more)), (int)(begin - of_head * blocks), (int)(of_head / groups), (int)(of_head % groups)};
 }
 
 }  // namespace decode
@@ -163,7 +172,7 @@ __device__ __forceinline__ void attend_any(const Args& a) {
 }  // namespace decode
 
 // Kernels for G query heads at a time, by the segments of 64 cells of V that a warp adds up side by side: 4 up to C_v = 64, 2 up to 128, 1
-// up to 256.
+// up to 256 (there up to 4 heads).
 #define ATTEND_KERNEL(G, S)                                                                                                      \
     extern "C" __global__ void __launch_bounds__(decode::THREADS, decode::blocks_a_multiprocessor(G))                            \
         attend_s##S(const float* q, const cache::Block* blocks, const unsigned* count, const unsigned* position, float* partials, \

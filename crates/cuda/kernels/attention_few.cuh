@@ -31,22 +31,21 @@ __device__ __forceinline__ Cut cut(const Args& a) {
 // A warp's walk over what it reads, ahead of the arithmetic by the ring's length, and the ring.
 template <int RING>
 struct Stream {
-    uint8_t* ring;
-    int slot;   // of the stage in work
-    int first;  // copies to start before the first stage is waited for
+    uint8_t* mem;
+    int slot;  // of the stage in work
     Place at;
     int step;
-    const uint8_t *k, *k_scales, *v, *v_scales;
+    const uint8_t *k, *k_scales, *v, *v_scales;  // where the lane goes on
 
     // From `at` on, the next item of which this warp's panel sees something.
-    __device__ __forceinline__ void find(const Args& a, const Cut& cut, int position, int panel, int blocks, int groups) {
-        for (step = 0; at.left > 0; at.advance(blocks, groups)) {
+    __device__ __forceinline__ void find(const Args& a, const Cut& cut, int position, int panel, int blocks) {
+        for (step = 0; at.left > 0; at.advance(blocks, a.gqa)) {
             const cache::Block block = a.blocks[at.block];
             const cache::Range seen = cache::visible(block, position, a.window);
             if (max(seen.lo, panel * PANEL) >= min(seen.hi, (panel + 1) * PANEL)) continue;
             const int k_head = CELLS / PANEL * (cut.k_codes + cut.k_scales), v_head = CELLS / PANEL * cut.v_steps * (cut.v_codes + cut.v_scales);
-            const uint8_t* of_k = (const uint8_t*)block.address + (size_t)at.head * k_head;
-            const uint8_t* of_v = (const uint8_t*)block.address + (size_t)a.heads_kv * k_head + (size_t)at.head * v_head;
+            const uint8_t* of_k = (const uint8_t*)block.address + (size_t)at.head * k_head + threadIdx.x % 32 * 16;
+            const uint8_t* of_v = (const uint8_t*)block.address + (size_t)a.heads_kv * k_head + (size_t)at.head * v_head + threadIdx.x % 32 * 16;
             k_scales = of_k + panel * cut.k_scales;
             k = of_k + CELLS / PANEL * cut.k_scales + panel * cut.k_codes;
             v_scales = of_v + panel * cut.v_steps * cut.v_scales;
@@ -55,38 +54,40 @@ struct Stream {
         }
     }
 
-    // Waits for the next stage; starts the copy that takes the place of the last one.
-    __device__ __forceinline__ const uint8_t* next(const Args& a, const Cut& cut, int position, int panel, int blocks, int groups) {
-        const int lane = threadIdx.x % 32;
-        if (first == 0) {
-            asm volatile("cp.async.wait_group %0;" ::"n"(RING - 2) : "memory");
-            __syncwarp();
-        }
-#pragma unroll 1
-        for (;;) {
-            if (at.left > 0) {
-                const bool of_k = step < cut.k_steps;
-                const int v_step = step - cut.k_steps;
-                const int codes = of_k ? min(CODES, cut.k_codes - step * CODES) : cut.v_codes;
-                const int scales = of_k ? min(cut.k_step_scales, cut.k_scales - step * cut.k_step_scales) : cut.v_scales;
-                const uint8_t* from = of_k ? k + step * CODES : v + v_step * cut.v_codes;
-                const uint8_t* from_scales = of_k ? k_scales + step * cut.k_step_scales : v_scales + v_step * cut.v_scales;
-                const int to = slot == 0 ? RING - 1 : slot - 1;
-                uint8_t* stage = ring + (first > 0 ? RING - 1 - first : to) * STAGE;
+    // Starts the next copy, to a stage.
+    __device__ __forceinline__ void issue(const Args& a, const Cut& cut, int position, int panel, int blocks, uint8_t* stage) {
+        if (at.left > 0) {
+            const int lane = threadIdx.x % 32 * 16;
+            stage += lane;
+            if (step < cut.k_steps) {  // 2048 bytes, or of the last run of an odd number 1024
+                copy16(stage, k), copy16(stage + 512, k + 512);
+                if (step * CODES + 1024 < cut.k_codes) copy16(stage + 1024, k + 1024), copy16(stage + 1536, k + 1536);
+                if (lane < min(cut.k_step_scales, cut.k_scales - step * cut.k_step_scales)) copy16(stage + CODES, k_scales);
+                k += CODES, k_scales += cut.k_step_scales;
+            } else {
 #pragma unroll
                 for (int i = 0; i < CODES; i += 512)
-                    if (i + lane * 16 < codes) copy16(stage + i + lane * 16, from + i + lane * 16);
-                if (lane * 16 < scales) copy16(stage + CODES + lane * 16, from_scales + lane * 16);
-                if (++step == cut.k_steps + cut.v_steps) at.advance(blocks, groups), find(a, cut, position, panel, blocks, groups);
+                    if (i + lane < cut.v_codes) copy16(stage + i, v + i);
+                if (lane < cut.v_scales) copy16(stage + CODES, v_scales);
+                v += cut.v_codes, v_scales += cut.v_scales;
             }
-            asm volatile("cp.async.commit_group;");
-            if (first == 0) break;
-            if (--first == 0) {
-                asm volatile("cp.async.wait_group %0;" ::"n"(RING - 2) : "memory");
-                __syncwarp();
-            }
+            if (++step == cut.k_steps + cut.v_steps) at.advance(blocks, a.gqa), find(a, cut, position, panel, blocks);
         }
-        const uint8_t* stage = ring + slot * STAGE;
+        asm volatile("cp.async.commit_group;");
+    }
+
+    __device__ __forceinline__ void start(const Args& a, const Cut& cut, int position, int panel, int blocks) {
+        find(a, cut, position, panel, blocks);
+#pragma unroll 1
+        for (int i = 0; i < RING - 1; i++) issue(a, cut, position, panel, blocks, mem + i * STAGE);
+    }
+
+    // Waits for the next stage; starts the copy that takes the place of the last one.
+    __device__ __forceinline__ const uint8_t* next(const Args& a, const Cut& cut, int position, int panel, int blocks) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(RING - 2) : "memory");
+        __syncwarp();
+        issue(a, cut, position, panel, blocks, mem + (slot == 0 ? RING - 1 : slot - 1) * STAGE);
+        const uint8_t* stage = mem + slot * STAGE;
         slot = slot == RING - 1 ? 0 : slot + 1;
         return stage;
     }
@@ -117,19 +118,17 @@ struct Query {
 };
 
 __device__ __forceinline__ void load_query(const Args& a, const Query& to, int h) {
-    const float* from = a.q + (size_t)h * a.c_k;
+    const int c = threadIdx.x * 4, lane = threadIdx.x % 32;
+    if (threadIdx.x / 32 * 128 >= a.c_k) return;
+    const float4 x = c < a.c_k ? *(const float4*)(a.q + (size_t)h * a.c_k + c) : float4{};
     if (cache::is_float(a.type_k)) {
-#pragma unroll 1
-        for (int i = threadIdx.x; i < a.c_k; i += THREADS) to.q[i] = from[i];
+        if (c < a.c_k) *(float4*)(to.q + c) = x;
         return;
     }
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (int run = threadIdx.x / 32; run < a.c_k / 32; run += WARPS) {
-        const Run r = quantised(from[run * 32 + lane]);
-        if (lane % 4 == 0) to.codes[run * 8 + lane / 4] = r.word;
-        if (lane == 0) to.d[run] = r.d, to.start[run] = a.type_k == cache::Q4_0 ? -8 * r.sum : 0;
-    }
+    const Run r = quantised(x);
+    if (c >= a.c_k) return;
+    to.codes[c / 4] = r.word;
+    if (lane % 8 == 0) to.d[c / 32] = r.d, to.start[c / 32] = a.type_k == cache::Q4_0 ? -8 * r.sum : 0;
 }
 
 // 32 values of quantised K.
@@ -199,21 +198,19 @@ __host__ __device__ constexpr int shared_bytes(int c_k, int c_v) { return 4 * (c
 template <int W, int RING>
 __device__ __forceinline__ void attend(const Args& a, uint8_t* shared) {
     const int panel = threadIdx.x / 32, lane = threadIdx.x % 32, position = (int)*a.position, heads = a.heads_kv * a.gqa;
-    const int blocks = (int)*a.count, groups = a.gqa;
-    const long long total = (long long)blocks * heads;
-    const long long begin = total * blockIdx.x / gridDim.x, end = total * (blockIdx.x + 1) / gridDim.x;
-    if (begin >= end) return;
+    const int blocks = (int)*a.count;
     float* of_query = (float*)(shared + WARPS * RING * STAGE);
     float* p = of_query + a.c_k;             // [256]: scores, then weights
     float* parts = p + CELLS;                // [4][C_v]
     float* largest = parts + WARPS * a.c_v;  // of each warp
     const Query q{of_query, (int*)of_query, of_query + a.c_k / 4, (int*)of_query + a.c_k / 4 + a.c_k / 32};
     const Cut c = cut(a);
-    Place at = place(begin, end, blocks, groups);
-    Stream<RING> stream{shared + panel * RING * STAGE, 0, RING - 1, at, 0, nullptr, nullptr, nullptr, nullptr};
-    stream.find(a, c, position, panel, blocks, groups);
+    Place at = place(blockIdx.x, gridDim.x, blocks, a.gqa, a.heads_kv);
+    if (at.left == 0) return;
+    Stream<RING> stream{shared + panel * RING * STAGE, 0, at, 0, nullptr, nullptr, nullptr, nullptr};
+    stream.start(a, c, position, panel, blocks);
     const int column = min(lane * W, a.c_v - W);
-    for (bool is_new = true; at.left > 0; is_new = at.block == blocks - 1, at.advance(blocks, groups)) {
+    for (bool is_new = true; at.left > 0; is_new = at.block == blocks - 1, at.advance(blocks, a.gqa)) {
         const int h = at.head * a.gqa + at.group;
         if (is_new) {
             __syncthreads();
@@ -246,7 +243,7 @@ __device__ __forceinline__ void attend(const Args& a, uint8_t* shared) {
                 __syncwarp();
             }
             if (lo >= hi) continue;
-            const uint8_t* stage = stream.next(a, c, position, panel, blocks, groups);
+            const uint8_t* stage = stream.next(a, c, position, panel, blocks);
             if (step < c.k_steps) {
                 scores(a, stage, step, q, s);
             } else {

@@ -10,8 +10,8 @@ namespace many {
 // How K and V of a block and head are cut into stages: K by 8 rows of 64 cells of all four panels, float K 8 values; quantised K 8 words,
 // but half the cells. V by some cells of S segments.
 struct Cut {
-    int k_steps, k_rows, k_panel, k_scales;          // rows and bytes of a panel
-    int v_steps, v_cells, v_cell, v_scales;          // steps of S segments, cells a step; bytes of a cell
+    int k_steps, k_rows, k_panel, k_scales, k_stride;           // rows, bytes of a panel and of a row
+    int v_steps, v_shift, v_cells, v_cell, v_scales, v_bytes;   // steps of S segments (2^shift), cells a step; bytes of a cell, of a step's segment
     int k_head, v_head, k_scales_head, v_scales_head;
 };
 
@@ -20,12 +20,13 @@ __device__ __forceinline__ Cut cut(const Args& a) {
     Cut r;
     r.k_panel = cache::code_bytes(a.type_k, PANEL * a.c_k), r.k_scales = cache::scale_bytes(a.type_k, PANEL * a.c_k);
     const bool is_float = cache::is_float(a.type_k);
+    r.k_stride = is_float ? 128 : 256;
     r.k_rows = is_float ? a.c_k : r.k_panel / (PANEL * 4);
     r.k_steps = (r.k_rows + 7) / 8 * (is_float ? 1 : 2);
     r.v_cell = cache::code_bytes(a.type_v, a.c_v), r.v_scales = cache::scale_bytes(a.type_v, a.c_v);
-    r.v_cells = PANEL;
-    while (S * r.v_cells * r.v_cell > STAGE_CODES) r.v_cells /= 2;
-    r.v_steps = PANEL / r.v_cells;
+    r.v_shift = 0;
+    while (S * (PANEL >> r.v_shift) * r.v_cell > STAGE_CODES) r.v_shift++;
+    r.v_steps = 1 << r.v_shift, r.v_cells = PANEL >> r.v_shift, r.v_bytes = r.v_cells * r.v_cell;
     r.k_scales_head = 4 * r.k_scales, r.v_scales_head = CELLS * r.v_scales;
     r.k_head = 4 * r.k_panel + r.k_scales_head, r.v_head = CELLS * r.v_cell + r.v_scales_head;
     return r;
@@ -36,73 +37,96 @@ template <int G, int S>
 struct Stream {
     static constexpr int RING = ring(G);
     uint8_t* mem;
-    int slot;   // of the stage in work
-    int first;  // copies to start before the first stage is waited for
+    int slot;  // of the stage in work
     Place at;
     int step;
-    const uint8_t *k, *v;
+    const uint8_t *k, *k_scales, *v;  // k, k_scales: where the lane goes on; v: the lane's part of the first bytes
 
     __device__ __forceinline__ void find(const Args& a, const Cut& cut, int position, int blocks, int groups) {
         for (step = 0; at.left > 0; at.advance(blocks, groups)) {
             const cache::Block block = a.blocks[at.block];
             const cache::Range seen = cache::visible(block, position, a.window);
             if (seen.lo >= seen.hi) continue;
-            k = (const uint8_t*)block.address + (size_t)at.head * cut.k_head;
-            v = (const uint8_t*)block.address + (size_t)a.heads_kv * cut.k_head + (size_t)at.head * cut.v_head;
+            const int lane = threadIdx.x % 32;
+            k_scales = (const uint8_t*)block.address + (size_t)at.head * cut.k_head;
+            k = k_scales + cut.k_scales_head + lane / 8 * cut.k_stride + lane % 8 * 16;
+            k_scales += lane % 16 / 4 * cut.k_scales + lane / 16 * 128 + lane % 4 * 16;
+            v = (const uint8_t*)block.address + (size_t)a.heads_kv * cut.k_head + (size_t)at.head * cut.v_head + lane * 16;
             return;
         }
     }
 
+    // Rows of K: of each panel 8, four at a time, 8 lanes a row. The last of an odd number of runs of q4_0 has 4.
     __device__ __forceinline__ void copy_k(const Args& a, const Cut& cut, uint8_t* stage) {
-        const int lane = threadIdx.x % 32, chunk = lane % 8 * 16;
+        const int lane = threadIdx.x % 32;
         const bool is_float = cache::is_float(a.type_k);
-        const int eight = is_float ? step : step / 2, half = is_float ? 0 : step % 2, stride = is_float ? 128 : 256;
-        const uint8_t* from = k + cut.k_scales_head + half * 128 + chunk;
+        const int first = (is_float ? step : step / 2) * 8;
+        const bool eight = first + 4 < cut.k_rows;
+        stage += lane * 16;
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const int row = i * 4 + lane / 8, j = eight * 8 + row % 8;
-            if (j < cut.k_rows) copy16(stage + (i * 32 + lane) * 16, from + row / 8 * cut.k_panel + j * stride);
+        for (int panel = 0; panel < 4; panel++) {
+            const uint8_t* from = k + panel * cut.k_panel;
+            copy16(stage + panel * 1024, from);
+            if (eight) copy16(stage + panel * 1024 + 512, from + 4 * cut.k_stride);
         }
-        if (!is_float) {  // of one run of 32 values, or two
-            const int runs = a.type_k == cache::Q8_0 ? 1 : 2, run = eight * runs + lane / 16;
-            if (lane / 16 < runs && run < a.c_k / 32) copy16(stage + STAGE_CODES + lane * 16, k + lane % 16 / 4 * cut.k_scales + run * 128 + half * 64 + lane % 4 * 16);
+        if (is_float) {
+            k += 1024;
+            return;
+        }
+        const int runs = a.type_k == cache::Q8_0 ? 1 : 2;  // of 32 values in a stage; half of the cells
+        if (lane / 16 < runs && (eight || lane < 16)) copy16(stage + STAGE_CODES, k_scales);
+        if (step % 2 == 0) {
+            k += 128, k_scales += 64;
+        } else {
+            k += 2048 - 128, k_scales += runs * 128 - 64;
         }
     }
 
     __device__ __forceinline__ void copy_v(const Cut& cut, int v_step, uint8_t* stage) {
-        const int lane = threadIdx.x % 32, bytes = cut.v_cells * cut.v_cell, scales = cut.v_cells * cut.v_scales;
-        const int cell = v_step / cut.v_steps * S * PANEL + v_step % cut.v_steps * cut.v_cells;
+        const int lane = threadIdx.x % 32 * 16;
+        const int cell = (v_step >> cut.v_shift) * S * PANEL + (v_step & cut.v_steps - 1) * cut.v_cells;
+        const uint8_t *from = v + cut.v_scales_head + cell * cut.v_cell, *from_scales = v + cell * cut.v_scales;
+        stage += lane;
 #pragma unroll
         for (int s = 0; s < S; s++) {
-            const int first = cell + s * PANEL;
 #pragma unroll
             for (int i = 0; i < STAGE_CODES / S; i += 512)
-                if (i + lane * 16 < bytes) copy16(stage + s * bytes + i + lane * 16, v + cut.v_scales_head + first * cut.v_cell + i + lane * 16);
-            if (lane * 16 < scales) copy16(stage + STAGE_CODES + s * scales + lane * 16, v + first * cut.v_scales + lane * 16);
+                if (i + lane < cut.v_bytes) copy16(stage + i, from + i);
+            stage += cut.v_bytes, from += PANEL * cut.v_cell;
         }
+        if (cut.v_scales == 0) return;
+        stage += STAGE_CODES - S * cut.v_bytes;
+#pragma unroll
+        for (int s = 0; s < S; s++) {
+            if (lane < cut.v_cells * cut.v_scales) copy16(stage, from_scales);
+            stage += cut.v_cells * cut.v_scales, from_scales += PANEL * cut.v_scales;
+        }
+    }
+
+    // Starts the next copy, to a stage.
+    __device__ __forceinline__ void issue(const Args& a, const Cut& cut, int position, int blocks, int groups, uint8_t* stage) {
+        if (at.left > 0) {
+            if (step < cut.k_steps) {
+                copy_k(a, cut, stage);
+            } else {
+                copy_v(cut, step - cut.k_steps, stage);
+            }
+            if (++step == cut.k_steps + 4 / S * cut.v_steps) at.advance(blocks, groups), find(a, cut, position, blocks, groups);
+        }
+        asm volatile("cp.async.commit_group;");
+    }
+
+    __device__ __forceinline__ void start(const Args& a, const Cut& cut, int position, int blocks, int groups) {
+        find(a, cut, position, blocks, groups);
+#pragma unroll 1
+        for (int i = 0; i < RING - 1; i++) issue(a, cut, position, blocks, groups, mem + i * STAGE);
     }
 
     // Waits for the next stage; starts the copy that takes the place of the last one.
     __device__ __forceinline__ const uint8_t* next(const Args& a, const Cut& cut, int position, int blocks, int groups) {
-#pragma unroll 1
-        for (;;) {
-            if (first == 0) {
-                asm volatile("cp.async.wait_group %0;" ::"n"(RING - 2) : "memory");
-                __syncwarp();
-            }
-            if (at.left > 0) {
-                uint8_t* stage = mem + (first > 0 ? RING - 1 - first : slot == 0 ? RING - 1 : slot - 1) * STAGE;
-                if (step < cut.k_steps) {
-                    copy_k(a, cut, stage);
-                } else {
-                    copy_v(cut, step - cut.k_steps, stage);
-                }
-                if (++step == cut.k_steps + 4 / S * cut.v_steps) at.advance(blocks, groups), find(a, cut, position, blocks, groups);
-            }
-            asm volatile("cp.async.commit_group;");
-            if (first == 0) break;
-            first--;
-        }
+        asm volatile("cp.async.wait_group %0;" ::"n"(RING - 2) : "memory");
+        __syncwarp();
+        issue(a, cut, position, blocks, groups, mem + (slot == 0 ? RING - 1 : slot - 1) * STAGE);
         const uint8_t* stage = mem + slot * STAGE;
         slot = slot == RING - 1 ? 0 : slot + 1;
         return stage;
@@ -113,23 +137,27 @@ struct Stream {
 // words, then for each run of 32 its d [C_k / 32][G], and what sums begin with to make up for K's nibbles being raised by 8.
 template <int G>
 __device__ __forceinline__ void load_query(const Args& a, float* to, int head, int group) {
-    const int lane = threadIdx.x % 32;
-    auto row = [&](int g) { return a.q + (size_t)(head * a.gqa + min(group * G + g, a.gqa - 1)) * a.c_k; };
-    if (cache::is_float(a.type_k)) {
-#pragma unroll 1
-        for (int g = 0; g < G; g++)
-            for (int c = lane; c < a.c_k; c += 32) to[(c / 4 * G + g) * 4 + c % 4] = row(g)[c];
-        return;
-    }
     const int runs = a.c_k / 32;
     float* d = to + G * a.c_k / 4;
     int* start = (int*)d + G * runs;
-#pragma unroll 1
-    for (int i = 0; i < G * runs; i++) {
-        const int g = i % G, run = i / G, word = run * 8 + lane / 4;
-        const Run r = quantised(row(g)[run * 32 + lane]);
-        if (lane % 4 == 0) ((int*)to)[(word / 4 * G + g) * 4 + word % 4] = r.word;
-        if (lane == 0) d[run * G + g] = r.d, start[run * G + g] = a.type_k == cache::Q4_0 ? -8 * r.sum : 0;
+    for (int c = threadIdx.x % 32 * 4; c / 128 * 128 < a.c_k; c += 128) {
+        const bool is_there = c < a.c_k;
+        float4 x[G];
+#pragma unroll
+        for (int g = 0; g < G; g++) x[g] = is_there ? *(const float4*)(a.q + (size_t)(head * a.gqa + min(group * G + g, a.gqa - 1)) * a.c_k + c) : float4{};
+        if (cache::is_float(a.type_k)) {
+#pragma unroll
+            for (int g = 0; g < G; g++)
+                if (is_there) *(float4*)(to + (c / 4 * G + g) * 4) = x[g];
+        } else {
+#pragma unroll
+            for (int g = 0; g < G; g++) {
+                const Run r = quantised(x[g]);
+                if (!is_there) continue;
+                ((int*)to)[(c / 16 * G + g) * 4 + c / 4 % 4] = r.word;
+                if (c % 32 == 0) d[c / 32 * G + g] = r.d, start[c / 32 * G + g] = a.type_k == cache::Q4_0 ? -8 * r.sum : 0;
+            }
+        }
     }
 }
 
@@ -280,15 +308,13 @@ template <int G, int S>
 __device__ __forceinline__ void attend(const Args& a, uint8_t* shared) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, position = (int)*a.position, heads = a.heads_kv * a.gqa;
     const int blocks = (int)*a.count, groups = (a.gqa + G - 1) / G;
-    const long long total = (long long)blocks * groups * a.heads_kv, all = (long long)gridDim.x * WARPS;
-    // Warps of a thread block do not follow each other: those with an item more are spread over multiprocessors.
-    const long long number = (long long)warp * gridDim.x + blockIdx.x, begin = total * number / all, end = total * (number + 1) / all;
-    if (begin >= end) return;
     float* p = (float*)(shared + WARPS * ring(G) * STAGE) + warp * G * CELLS;  // the query; then scores and weights [64][G][4]
     const Cut c = cut<S>(a);
-    Place at = place(begin, end, blocks, groups);
-    Stream<G, S> stream{shared + warp * ring(G) * STAGE, 0, ring(G) - 1, at, 0, nullptr, nullptr};
-    stream.find(a, c, position, blocks, groups);
+    // Warps of a thread block do not follow each other: those with an item more are spread over multiprocessors.
+    Place at = place(warp * gridDim.x + blockIdx.x, gridDim.x * WARPS, blocks, groups, a.heads_kv);
+    if (at.left == 0) return;
+    Stream<G, S> stream{shared + warp * ring(G) * STAGE, 0, at, 0, nullptr, nullptr, nullptr};
+    stream.start(a, c, position, blocks, groups);
     constexpr int LANES = 32 / S;  // of a segment
     const int segment = lane / LANES, column = min(lane % LANES * 8, a.c_v - 8);
     for (; at.left > 0; at.advance(blocks, groups)) {

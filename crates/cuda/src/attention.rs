@@ -17,10 +17,13 @@ use crate::device::Device;
 use crate::error::{Error, length};
 use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
+use crate::product::Target;
 use crate::stream::Stream;
 
-/// Query heads that are attended together at most; the kernels exist for each number up to it.
-const HEADS_MAX: usize = 8;
+/// Query heads that are attended together at most, by the size of V's heads; the kernels exist for each number up to it.
+fn heads_max(c_v: usize) -> usize {
+    if c_v > 128 { 4 } else { 8 }
+}
 
 /// Threads of a decode thread block, bytes of a stage of its rings: as in `kernels/attention_decode.cuh`.
 const DECODE_THREADS: usize = 128;
@@ -69,17 +72,23 @@ impl Attention {
     ///
     /// # Errors
     /// If there are none for the head sizes, or the query heads are not a multiple of the KV heads.
-    pub fn new(device: &Device, shape: KvShape, heads: usize) -> Result<Self, Error> {
+    pub fn new(
+        device: &Device,
+        target: Target,
+        shape: KvShape,
+        heads: usize,
+    ) -> Result<Self, Error> {
+        let compute = target.compute(device);
         shape.check()?;
         let gqa = heads / shape.heads;
         length("attention", "query heads", heads, gqa.max(1) * shape.heads)?;
-        let together = gqa.div_ceil(gqa.div_ceil(HEADS_MAX));
+        let together = gqa.div_ceil(gqa.div_ceil(heads_max(shape.c_v)));
         let segments = match shape.c_v {
-            ..=64 => 4,
-            ..=128 => 2,
+            0..=64 => 4,
+            65..=128 => 2,
             _ => 1,
         };
-        let module = Module::load(device, &format!("attention_g{together}"))?;
+        let module = Module::load_for(device, &format!("attention_g{together}"), compute)?;
         let attend = module.kernel(&format!("attend_s{segments}"))?;
         let shared_bytes = shared_bytes(together, &shape);
         attend.allow_shared(shared_bytes)?;
@@ -87,7 +96,7 @@ impl Attention {
         // As `blocks_a_multiprocessor` in the kernels' source.
         let by_registers = if together <= 5 { 3 } else { 2 };
         let by_shared = properties.shared_bytes / (shared_bytes + SHARED_RESERVED);
-        let others = Module::load(device, "attention")?;
+        let others = Module::load_for(device, "attention", compute)?;
         Ok(Self {
             shape,
             heads,
@@ -96,7 +105,7 @@ impl Attention {
             shared_bytes,
             append: others.kernel("append")?,
             fold: others.kernel("fold")?,
-            prefill: Prefill::new(device, &shape)?,
+            prefill: Prefill::new(device, compute, &shape)?,
         })
     }
 
@@ -112,6 +121,7 @@ impl Attention {
 
     /// Writes cells `position ..` of `tokens` tokens: `k` `[T, K, C]`, `v` `[T, K, C]`, to the blocks of `table` that hold
     /// them; cells whose block is not in it are left out.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn append(
         &self,
         stream: &Stream,
@@ -156,6 +166,7 @@ impl Attention {
     }
 
     /// Leaves the partial results of the token at `position`, `q` `[H, C]`, over the blocks of `table`.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn decode(
         &self,
         stream: &Stream,

@@ -4,6 +4,7 @@ use crate::device::Device;
 use crate::error::{Error, length};
 use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
+use crate::product::Target;
 use crate::stream::Stream;
 
 /// Threads of a thread block: as in `kernels/ops.cu`.
@@ -94,8 +95,8 @@ pub struct Ops {
 
 impl Ops {
     /// Loads the kernels.
-    pub fn new(device: &Device) -> Result<Self, Error> {
-        let module = Module::load(device, "ops")?;
+    pub fn new(device: &Device, target: Target) -> Result<Self, Error> {
+        let module = Module::load_for(device, "ops", target.compute(device))?;
         Ok(Self {
             residual_norm: module.kernel("residual_norm")?,
             heads: module.kernel("heads")?,

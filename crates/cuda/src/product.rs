@@ -2,9 +2,11 @@
 //!
 //! A format's kernels are a module of their own, so that a model compiles only what it uses.
 
+mod cut;
+
 use gguf::TensorType;
 use quant::formats::{self, Class};
-use quant::product::{CHUNK, act_block};
+use quant::product::act_block;
 
 use crate::acts::Acts;
 use crate::device::Device;
@@ -13,15 +15,13 @@ use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
 use crate::stream::Stream;
 use crate::weights::Weights;
+use cut::{ActsWay, FewCut, FloatCut, ManyCut, Room};
 
 /// Columns that the kernels for few take.
 pub const FEW_MAX: usize = 16;
 
-/// Tokens that the float kernel for few takes.
-const FLOAT_FEW_MAX: usize = 4;
-
-/// Shared memory that every device gives a thread block without being asked.
-const SHARED_BYTES_UNASKED: usize = 48 << 10;
+/// Tokens up to which float weights are read again for every four.
+const FLOAT_FEW_MAX: usize = 32;
 
 /// The products of one format.
 #[derive(Debug)]
@@ -29,17 +29,15 @@ pub struct Product {
     ty: TensorType,
     kernels: Kernels,
     decode: Kernel,
-    many: Many,
-    shared_bytes_max: usize,
 }
 
 #[derive(Debug)]
 enum Kernels {
     Quantised {
-        one: Kernel,
-        few: Kernel,
-        more: Kernel,
-        many: Kernel,
+        /// For 1, 2 to 4, 5 to 8, 9 to 16 columns.
+        few: [Few; 4],
+        wide: Many,
+        narrow: Many,
     },
     Float {
         one: Kernel,
@@ -48,12 +46,21 @@ enum Kernels {
     },
 }
 
-/// How the kernel for many columns cuts its work: `struct Gemm` in `product.cuh`.
-#[derive(Debug, Clone, Copy)]
+/// A kernel for many columns.
+#[derive(Debug)]
 struct Many {
-    rows: usize,
-    columns: usize,
-    shared_bytes: usize,
+    kernel: Kernel,
+    cut: ManyCut,
+}
+
+/// A kernel for few columns.
+#[derive(Debug)]
+struct Few {
+    kernel: Kernel,
+    /// Registers a thread.
+    registers: usize,
+    /// Whether activations go through shared memory.
+    acts: ActsWay,
 }
 
 /// Which compiled kernels are used.
@@ -65,6 +72,16 @@ pub enum Target {
     Portable,
 }
 
+impl Target {
+    /// The compute capability whose kernels are loaded.
+    pub(crate) fn compute(self, device: &Device) -> (u32, u32) {
+        match self {
+            Self::Best => device.properties().compute,
+            Self::Portable => crate::device::COMPUTE_MIN,
+        }
+    }
+}
+
 impl Product {
     /// Loads the kernels of a format.
     pub fn new(device: &Device, ty: TensorType, target: Target) -> Result<Self, Error> {
@@ -72,54 +89,54 @@ impl Product {
             op: "product",
             format: ty.name(),
         })?;
-        let compute = match target {
-            Target::Best => device.properties().compute,
-            Target::Portable => crate::device::COMPUTE_MIN,
-        };
+        let compute = target.compute(device);
         let name = ty.name().to_ascii_lowercase();
         if class == Class::Float {
             let module = Module::load_for(device, "product_float", compute)?;
             let kernel = |kind: &str| module.kernel(&format!("{kind}_{name}"));
+            let few = |name| -> Result<Kernel, Error> {
+                let kernel = kernel(name)?;
+                kernel.allow_shared(device.properties().shared_bytes_block_max)?;
+                Ok(kernel)
+            };
             return Ok(Self {
                 ty,
                 kernels: Kernels::Float {
-                    one: kernel("gemv_1")?,
-                    few: kernel("gemv_4")?,
+                    one: few("gemv_1")?,
+                    few: few("gemv_4")?,
                     many: kernel("gemm")?,
                 },
                 decode: kernel("decode")?,
-                many: Many {
-                    rows: 64,
-                    columns: 64,
-                    shared_bytes: 0,
-                },
-                shared_bytes_max: SHARED_BYTES_UNASKED,
             });
         }
         let module = Module::load_for(device, &format!("product_{name}"), compute)?;
-        let (one, few, more) = (
-            module.kernel("gemv_1")?,
-            module.kernel("gemv_8")?,
-            module.kernel("gemv_16")?,
-        );
-        let shared_bytes_max = device.properties().shared_bytes_block_max;
-        for kernel in [&one, &few, &more] {
-            kernel.allow_shared(shared_bytes_max)?;
-        }
-        let many = module.kernel("gemm_many")?;
-        let shape = Many::of(ty, compute);
-        many.allow_shared(shape.shared_bytes)?;
+        let few = |name, acts| -> Result<Few, Error> {
+            let kernel = module.kernel(name)?;
+            kernel.allow_shared(device.properties().shared_bytes_block_max)?;
+            Ok(Few {
+                registers: kernel.registers()?,
+                kernel,
+                acts,
+            })
+        };
+        let many = |name, cut: ManyCut| -> Result<Many, Error> {
+            let kernel = module.kernel(name)?;
+            kernel.allow_shared(cut.shared_bytes)?;
+            Ok(Many { kernel, cut })
+        };
         Ok(Self {
             ty,
             kernels: Kernels::Quantised {
-                one,
-                few,
-                more,
-                many,
+                few: [
+                    few("gemv_1", ActsWay::Held)?,
+                    few("gemv_4", ActsWay::Held)?,
+                    few("gemv_8", ActsWay::Direct)?,
+                    few("gemv_16", ActsWay::Direct)?,
+                ],
+                wide: many("gemm_wide", ManyCut::wide(ty, compute))?,
+                narrow: many("gemm_narrow", ManyCut::narrow(ty))?,
             },
             decode: module.kernel("decode")?,
-            many: shape,
-            shared_bytes_max,
         })
     }
 
@@ -138,13 +155,7 @@ impl Product {
         y: &mut Buffer<f32>,
     ) -> Result<(), Error> {
         const OP: &str = "product";
-        let Kernels::Quantised {
-            one,
-            few,
-            more,
-            many,
-        } = &self.kernels
-        else {
+        let Kernels::Quantised { few, wide, narrow } = &self.kernels else {
             return Err(Error::Format {
                 op: "product of quantised activations",
                 format: self.ty.name(),
@@ -177,35 +188,36 @@ impl Product {
             (shape.passes.count() as i32).into(),
         ];
         if columns > FEW_MAX {
-            let Many {
-                rows,
-                columns: wide,
-                shared_bytes,
-            } = self.many;
-            let grid = [
-                w.n().div_ceil(rows) as u32,
-                columns.div_ceil(wide) as u32,
-                1,
-            ];
-            let launch = Launch::grid(grid, [256, 1, 1])
-                .shared(shared_bytes)
+            let multiprocessors = stream.device().properties().multiprocessors;
+            let work = |many: &Many| many.cut.work(w.n(), columns, multiprocessors);
+            let Many { kernel, cut } = if work(narrow) < work(wide) {
+                narrow
+            } else {
+                wide
+            };
+            let launch = Launch::grid(cut.grid(w.n(), columns), [cut.threads as u32, 1, 1])
+                .shared(cut.shared_bytes)
                 .start(start);
-            // SAFETY: the arguments are those of `gemm_many`; the lengths of all buffers were checked, and both operands have the
+            // SAFETY: the arguments are those of `gemm_*`; the lengths of all buffers were checked, and both operands have the
             // slack behind them that the kernel may read.
-            return unsafe { many.launch(stream, launch, &args) };
+            return unsafe { kernel.launch(stream, launch, &args) };
         }
-        let kernel = match columns {
-            1 => one,
-            2..=8 => few,
-            _ => more,
+        let few = match columns {
+            1 => &few[0],
+            2..=4 => &few[1],
+            5..=8 => &few[2],
+            _ => &few[3],
         };
-        let few = Few::of(self.ty, w.tiles(), w.k(), columns, self.shared_bytes_max);
-        args.push((few.tiles_per_block as i32).into());
-        let launch = Launch::new(w.tiles().div_ceil(few.tiles_per_block), few.warps * 32)
-            .shared(few.shared_bytes)
+        let room = Room::of(stream.device().properties(), few.registers);
+        let cut = FewCut::of(self.ty, w.tiles(), w.k(), columns, few.acts, &room);
+        let over = cut.shared_bytes.saturating_sub(room.shared_bytes_block);
+        length(OP, "bytes of shared memory over the limit", over, 0)?;
+        args.push((cut.tiles_per_block as i32).into());
+        let launch = Launch::new(w.tiles().div_ceil(cut.tiles_per_block), cut.warps * 32)
+            .shared(cut.shared_bytes)
             .start(start);
         // SAFETY: the arguments are those of `gemv_*`; the lengths of all buffers were checked.
-        unsafe { kernel.launch(stream, launch, &args) }
+        unsafe { few.kernel.launch(stream, launch, &args) }
     }
 
     /// `y[T, N]` of `tokens` rows of `x` and float weights.
@@ -236,7 +248,7 @@ impl Product {
         if tokens == 0 || w.n() == 0 {
             return Ok(());
         }
-        let mut args = vec![
+        let args = [
             Arg::from(w.data()),
             x.into(),
             y.into(),
@@ -245,30 +257,21 @@ impl Product {
             (tokens as i32).into(),
         ];
         if tokens > FLOAT_FEW_MAX {
-            let grid = [
-                w.n().div_ceil(self.many.rows) as u32,
-                tokens.div_ceil(self.many.columns) as u32,
-                1,
-            ];
-            let launch = Launch::grid(grid, [256, 1, 1]).start(start);
+            let cut = ManyCut::float();
+            let grid = cut.grid(w.n(), tokens);
+            let launch = Launch::grid(grid, [cut.threads as u32, 1, 1]).start(start);
             // SAFETY: the arguments are those of `gemm_*`; the lengths of all buffers were checked.
             return unsafe { many.launch(stream, launch, &args) };
         }
-        let chunks = w.k().div_ceil(CHUNK);
-        let tiles_per_block = (16 / chunks.max(1)).clamp(1, w.tiles());
-        let slots = tiles_per_block * chunks;
-        args.push((tiles_per_block as i32).into());
-        let threads = (slots * 8).next_multiple_of(32).clamp(32, 256);
-        let launch = Launch::new(w.tiles().div_ceil(tiles_per_block), threads)
-            .shared(slots * tokens * 64)
+        let (kernel, wide) = if tokens == 1 { (one, 1) } else { (few, 4) };
+        let cut = FloatCut::of(self.ty, w.k(), wide);
+        let grid = [w.tiles() as u32, tokens.div_ceil(wide) as u32, 1];
+        let launch = Launch::grid(grid, [cut.threads as u32, 1, 1])
+            .shared(cut.shared_bytes)
             .start(start);
-        length(
-            OP,
-            "bytes of partial sums over the limit",
-            (slots * tokens * 64).saturating_sub(self.shared_bytes_max),
-            0,
-        )?;
-        let kernel = if tokens == 1 { one } else { few };
+        let most = stream.device().properties().shared_bytes_block_max;
+        let over = cut.shared_bytes.saturating_sub(most);
+        length(OP, "bytes of shared memory over the limit", over, 0)?;
         // SAFETY: the arguments are those of `gemv_*`; the lengths of all buffers were checked.
         unsafe { kernel.launch(stream, launch, &args) }
     }
@@ -308,12 +311,14 @@ impl Product {
     /// Registers a thread and bytes of spills of each kernel, for reports.
     pub fn resources(&self) -> Result<Vec<(&'static str, usize, usize)>, Error> {
         let all: Vec<(&'static str, &Kernel)> = match &self.kernels {
-            Kernels::Quantised {
-                one,
-                few,
-                more,
-                many,
-            } => vec![("1", one), ("8", few), ("16", more), ("many", many)],
+            Kernels::Quantised { few, wide, narrow } => vec![
+                ("1", &few[0].kernel),
+                ("4", &few[1].kernel),
+                ("8", &few[2].kernel),
+                ("16", &few[3].kernel),
+                ("narrow", &narrow.kernel),
+                ("wide", &wide.kernel),
+            ],
             Kernels::Float { one, few, many } => vec![("1", one), ("4", few), ("many", many)],
         };
         all.into_iter()
@@ -329,104 +334,6 @@ impl Product {
                 op,
                 format: w.ty().name(),
             })
-        }
-    }
-}
-
-/// How the kernels for few columns cut their work: `struct Piece` in `product.cuh`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Few {
-    tiles_per_block: usize,
-    warps: usize,
-    shared_bytes: usize,
-}
-
-impl Few {
-    /// Warps of a thread block at most.
-    const WARPS_MAX: usize = 16;
-
-    fn of(ty: TensorType, tiles: usize, k: usize, columns: usize, shared_bytes_max: usize) -> Self {
-        let piece = 256 / ty.block_len() * ty.block_bytes() * 16;
-        let ring = piece * if piece > 3000 { 2 } else { 3 };
-        let chunks = k.div_ceil(CHUNK).max(1);
-        // A thread block has eight chunks or more, if there are that many.
-        let tiles_per_block = 8usize.div_ceil(chunks).clamp(1, tiles.max(1));
-        let slots = tiles_per_block * chunks;
-        let partial = slots * columns * 64;
-        let room = shared_bytes_max.saturating_sub(partial) / ring;
-        let warps_max = Self::WARPS_MAX.min(room).max(1);
-        // Every warp gets as many chunks as the others, but for the last round.
-        let warps = slots.div_ceil(slots.div_ceil(warps_max));
-        Self {
-            tiles_per_block,
-            warps,
-            shared_bytes: warps * ring + partial,
-        }
-    }
-}
-
-impl Many {
-    fn of(ty: TensorType, compute: (u32, u32)) -> Self {
-        let (fm, fn_) = if compute >= (9, 0) { (5, 4) } else { (2, 2) };
-        let (tiles, groups) = (2 * fm, 4 * fn_);
-        let (len, block) = (ty.block_len(), ty.block_bytes() * 16);
-        let (ks, stages) = if len == 256 { (256, 2) } else { (64, 4) };
-        let blocks = ks / len;
-        let a = tiles * blocks * block;
-        let b = groups * ks / 32 * 256;
-        let d = if len == 256 {
-            groups * 32
-        } else {
-            groups * blocks * 64
-        };
-        let sums = if len == 256 && meets_sums(ty) {
-            groups * 256
-        } else {
-            0
-        };
-        let totals = 256 * fm * fn_ * 16;
-        Self {
-            rows: 16 * tiles,
-            columns: 8 * groups,
-            shared_bytes: stages * (a + b + d + sums) + totals + a / 16 * 4,
-        }
-    }
-}
-
-/// Whether a format of class `Block256` has minima or a bias, which meet sums of activations.
-fn meets_sums(ty: TensorType) -> bool {
-    use TensorType as T;
-    matches!(ty, T::Q2_K | T::Q3_K | T::Q4_K | T::Q5_K | T::Q6_K)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Shared memory of a block on devices of 9.0, and on the least of those from 8.0 on (8.6, 8.9).
-    const SHARED_BYTES: [((u32, u32), usize); 2] = [((9, 0), 232_448), ((8, 0), 101_376)];
-
-    #[test]
-    fn every_format_fits_shared_memory() {
-        for &ty in formats::supported() {
-            if formats::class(ty) == Some(Class::Float) {
-                continue;
-            }
-            for (compute, max) in SHARED_BYTES {
-                let many = Many::of(ty, compute);
-                assert!(many.shared_bytes <= max, "{}: {many:?}", ty.name());
-                for k in [256, 512, 2048, 5120, 13824, 28672] {
-                    for columns in 1..=FEW_MAX {
-                        let few = Few::of(ty, 320, k, columns, max);
-                        assert!(
-                            few.shared_bytes <= max,
-                            "{} {k} {columns}: {few:?}",
-                            ty.name()
-                        );
-                        assert!(few.warps > 0 && few.warps <= Few::WARPS_MAX);
-                    }
-                }
-            }
         }
     }
 }

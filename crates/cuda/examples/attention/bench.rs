@@ -3,6 +3,7 @@
 use cuda::attention::{
     Attention, CELLS, KvBlock, KvShape, KvType, Params, Part, Partials, Parts, Spans, Step, Table,
 };
+use cuda::product::Target;
 use cuda::stream::{Event, Timing};
 use cuda::{Buffer, Device, Stream};
 
@@ -12,7 +13,7 @@ use crate::{Failure, START, values};
 /// Layers' caches of a decode measurement have this many bytes together, so that no cache of the device holds them.
 const BYTES_MIN: usize = 800 << 20;
 
-pub fn run(device: &Device) -> Result<(), Failure> {
+pub fn run(device: &Device, target: Target) -> Result<(), Failure> {
     let stream = device.stream()?;
     println!("| decode | KV | depth | us a layer | of it fold | GB/s |\n|---|---|---|---|---|---|");
     for (heads, heads_kv, c) in [
@@ -24,7 +25,7 @@ pub fn run(device: &Device) -> Result<(), Failure> {
     ] {
         for ty in [KvType::F16, KvType::Q8_0, KvType::Q4_0] {
             for depth in [256, 1024, 4096, 16_384, 65_536] {
-                decode(&stream, heads, shape(heads_kv, c, c, ty, ty), depth)?;
+                decode(&stream, target, heads, shape(heads_kv, c, c, ty, ty), depth)?;
             }
         }
     }
@@ -39,7 +40,14 @@ pub fn run(device: &Device) -> Result<(), Failure> {
                 (512, 65_536),
                 (2048, 65_536),
             ] {
-                prefill(&stream, heads, shape(heads_kv, c, c, ty, ty), tokens, depth)?;
+                prefill(
+                    &stream,
+                    target,
+                    heads,
+                    shape(heads_kv, c, c, ty, ty),
+                    tokens,
+                    depth,
+                )?;
             }
         }
     }
@@ -107,9 +115,15 @@ pub fn blocks_of(
     (0..count).map(block).collect()
 }
 
-fn decode(stream: &Stream, heads: usize, shape: KvShape, depth: usize) -> Result<(), Failure> {
+fn decode(
+    stream: &Stream,
+    target: Target,
+    heads: usize,
+    shape: KvShape,
+    depth: usize,
+) -> Result<(), Failure> {
     let device = stream.device();
-    let attention = Attention::new(device, shape, heads)?;
+    let attention = Attention::new(device, target, shape, heads)?;
     let blocks = depth / CELLS;
     let layer_bytes = blocks * shape.block_bytes();
     let layers = BYTES_MIN.div_ceil(layer_bytes).min(256);
@@ -149,7 +163,9 @@ fn decode(stream: &Stream, heads: usize, shape: KvShape, depth: usize) -> Result
             Ok(())
         })?;
         // SAFETY: the buffers live to the end of this function, which waits for the stream.
-        let ms = median_ms(stream, || Ok(unsafe { graph.launch(stream)? }))?;
+        let ms = median_ms(stream, || {
+            unsafe { graph.launch(stream) }.map_err(Into::into)
+        })?;
         times.push(ms * 1e3 / layers as f32);
     }
     let us = times[0];
@@ -166,13 +182,14 @@ fn decode(stream: &Stream, heads: usize, shape: KvShape, depth: usize) -> Result
 
 fn prefill(
     stream: &Stream,
+    target: Target,
     heads: usize,
     shape: KvShape,
     tokens: usize,
     depth: usize,
 ) -> Result<(), Failure> {
     let device = stream.device();
-    let attention = Attention::new(device, shape, heads)?;
+    let attention = Attention::new(device, target, shape, heads)?;
     let blocks = (depth + tokens) / CELLS;
     let slab = filled(stream, &attention, 1, blocks)?;
     let mut table = Table::new(stream, blocks)?;

@@ -6,9 +6,11 @@ use cpu::pool::{Pinning, Pool};
 use cuda::attention::{
     Attention, CELLS, GROUP, KvBlock, KvShape, KvType, Params, Part, Partials, Parts, Table,
 };
+use cuda::product::Target;
+use cuda::selftest::Row;
 use cuda::{Buffer, Device, Stream};
 
-use crate::{Failure, Row, START, differing, values};
+use crate::{Failure, START, row, values};
 
 /// One layer with a past of `n` cells, on both sides.
 pub struct Case {
@@ -242,41 +244,48 @@ impl OnDevice {
         Ok(())
     }
 
-    /// Bytes of written cells that differ from the CPU's, of all that were written. NaN halves are equal.
-    fn differing_bytes(&self, stream: &Stream, case: &Case) -> Result<(usize, usize), Failure> {
+    /// Compares the bytes of full blocks with the CPU's. NaN halves are equal.
+    fn compare(
+        &self,
+        stream: &Stream,
+        case: &Case,
+        shapes: String,
+    ) -> Result<Option<Row>, Failure> {
+        if !case.removed.is_empty() || case.n < CELLS {
+            return Ok(None);
+        }
         let all = self.slab.to_vec(stream)?;
         let bytes = case.shape.block_bytes();
-        let full = if case.removed.is_empty() {
-            case.n / CELLS
-        } else {
-            0
+        let is_nan = |b: &[u8], at: usize| {
+            let two = [b[at & !1], b[at | 1]];
+            half::f16::from_le_bytes(two).is_nan() || half::bf16::from_le_bytes(two).is_nan()
         };
-        let half = |b: &[u8], i: usize| half::f16::from_le_bytes([b[i & !1], b[i | 1]]);
-        let bhalf = |b: &[u8], i: usize| half::bf16::from_le_bytes([b[i & !1], b[i | 1]]);
-        let mut found = 0;
-        for (i, block) in self.blocks[..full].iter().enumerate() {
+        let mut row = Row::new("append", types(case), shapes);
+        for (i, block) in self.blocks[..case.n / CELLS].iter().enumerate() {
             let got = &all[(block.address() - self.slab.address()) as usize..][..bytes];
             let wanted = &case.blocks[i][..];
             for at in 0..bytes {
-                let both_nan = half(got, at).is_nan() && half(wanted, at).is_nan()
-                    || bhalf(got, at).is_nan() && bhalf(wanted, at).is_nan();
-                found += usize::from(got[at] != wanted[at] && !both_nan);
+                let both_nan = got[at] != wanted[at] && is_nan(got, at) && is_nan(wanted, at);
+                let found = if both_nan { wanted[at] } else { got[at] };
+                row.nan += usize::from(both_nan);
+                row.compare_int(found.into(), wanted[at].into(), || {
+                    format!("block {i} byte {at}")
+                });
             }
         }
-        Ok((full * bytes, found))
+        Ok(Some(row))
     }
 }
 
-pub fn rows(device: &Device) -> Result<Vec<Row>, Failure> {
+pub fn rows(device: &Device, target: Target, report: &mut dyn FnMut(Row)) -> Result<(), Failure> {
     let stream = device.stream()?;
     let threads = std::thread::available_parallelism()?.get();
     let pool = Pool::new(threads, Pinning::Free)?;
-    let mut rows = Vec::new();
     for ty_k in KvType::ALL {
         for ty_v in KvType::ALL {
             let shape = shape(2, 128, 128, ty_k, ty_v);
             let case = Case::new(shape, 5, 1500, 31)?;
-            decode(&stream, &pool, &case, &mut rows)?;
+            decode(&stream, target, &pool, &case, report)?;
         }
     }
     let float = KvType::F16;
@@ -316,13 +325,13 @@ pub fn rows(device: &Device) -> Result<Vec<Row>, Failure> {
                     300 + 97 * i,
                     41 + i as u64,
                 )?;
-                decode(&stream, &pool, &case, &mut rows)?;
+                decode(&stream, target, &pool, &case, report)?;
             }
         }
         for gqa in [1, 2, 3, 4, 6, 7, 8, 9, 12, 16] {
             for c in [64, 128, 256] {
                 let case = Case::new(shape(1, c, c, ty_k, ty_v), gqa, 530, 51 + gqa as u64)?;
-                decode(&stream, &pool, &case, &mut rows)?;
+                decode(&stream, target, &pool, &case, report)?;
             }
         }
         for (window, cap, sinks) in [
@@ -337,7 +346,7 @@ pub fn rows(device: &Device) -> Result<Vec<Row>, Failure> {
                 let mut case = Case::new(shape(3, 64, 64, ty_k, ty_v), 3, n, 61 + n as u64)?;
                 (case.params.window, case.params.soft_cap) = (window, cap);
                 case.sinks = sinks.then(|| values(case.heads, 71));
-                decode(&stream, &pool, &case, &mut rows)?;
+                decode(&stream, target, &pool, &case, report)?;
             }
         }
         for (n, removed) in [
@@ -346,16 +355,15 @@ pub fn rows(device: &Device) -> Result<Vec<Row>, Failure> {
         ] {
             let mut case = Case::new(shape(2, 64, 64, ty_k, ty_v), 4, n, 91)?;
             case.removed = removed;
-            decode(&stream, &pool, &case, &mut rows)?;
+            decode(&stream, target, &pool, &case, report)?;
         }
         // Long pasts: many items a thread block, several batches of the fold.
         for (heads, gqa, c, n) in [(8, 5, 128, 20_001), (2, 7, 64, 70_000)] {
             let case = Case::new(shape(heads, c, c, ty_k, ty_v), gqa, n, 81)?;
-            decode(&stream, &pool, &case, &mut rows)?;
+            decode(&stream, target, &pool, &case, report)?;
         }
     }
-    faulty(&stream, &mut rows)?;
-    Ok(rows)
+    faulty(&stream, target, report)
 }
 
 pub fn shape(heads: usize, c_k: usize, c_v: usize, type_k: KvType, type_v: KvType) -> KvShape {
@@ -368,17 +376,15 @@ pub fn shape(heads: usize, c_k: usize, c_v: usize, type_k: KvType, type_v: KvTyp
     }
 }
 
+pub fn types(case: &Case) -> String {
+    format!("{}/{}", case.shape.type_k.name(), case.shape.type_v.name())
+}
+
 pub fn describe(case: &Case) -> String {
     let (s, p) = (&case.shape, &case.params);
     let mut text = format!(
-        "{}/{}x{}/{} {}/{} n {}",
-        case.heads,
-        s.heads,
-        s.c_k,
-        s.c_v,
-        s.type_k.name(),
-        s.type_v.name(),
-        case.n
+        "{}/{}x{}/{} n {}",
+        case.heads, s.heads, s.c_k, s.c_v, case.n
     );
     if let Some(w) = p.window {
         text += &format!(" window {w}");
@@ -396,18 +402,18 @@ pub fn describe(case: &Case) -> String {
 }
 
 /// Cells, then the last token: over one list, and over lists of which some groups come folded.
-fn decode(stream: &Stream, pool: &Pool, case: &Case, rows: &mut Vec<Row>) -> Result<(), Failure> {
-    let attention = Attention::new(stream.device(), case.shape, case.heads)?;
+fn decode(
+    stream: &Stream,
+    target: Target,
+    pool: &Pool,
+    case: &Case,
+    report: &mut dyn FnMut(Row),
+) -> Result<(), Failure> {
+    let attention = Attention::new(stream.device(), target, case.shape, case.heads)?;
     let there = OnDevice::new(stream, case)?;
     there.append(stream, &attention, case, 1 + case.n / 3)?;
-    let (compared, found) = there.differing_bytes(stream, case)?;
-    if compared > 0 {
-        rows.push(Row {
-            kernel: "append",
-            shape: describe(case),
-            compared,
-            differing: found,
-        });
+    if let Some(row) = there.compare(stream, case, describe(case))? {
+        report(row);
     }
     let wanted = case.wanted(pool)?;
     let count = there.blocks.len();
@@ -473,12 +479,8 @@ fn decode(stream: &Stream, pool: &Pool, case: &Case, rows: &mut Vec<Row>) -> Res
             &mut out,
         )?;
         let got = out.to_vec(stream)?;
-        rows.push(Row {
-            kernel: "decode, fold",
-            shape: format!("{}, {kind}", describe(case)),
-            compared: wanted.len(),
-            differing: differing(&got, &wanted),
-        });
+        let shapes = format!("{}, {kind}", describe(case));
+        report(row("decode, fold", types(case), shapes, &got, &wanted));
     }
     Ok(())
 }
@@ -533,7 +535,7 @@ fn fold_groups(partials: &[f32], case: &Case, indices: &[usize], groups: usize) 
 }
 
 /// Heads that cannot be stored, and values at the ends of formats.
-fn faulty(stream: &Stream, rows: &mut Vec<Row>) -> Result<(), Failure> {
+fn faulty(stream: &Stream, target: Target, report: &mut dyn FnMut(Row)) -> Result<(), Failure> {
     for ty in KvType::ALL {
         let mut case = Case::new(shape(2, 64, 96, ty, ty), 1, 256, 91)?;
         let bad = [
@@ -557,16 +559,13 @@ fn faulty(stream: &Stream, rows: &mut Vec<Row>) -> Result<(), Failure> {
             case.v[(100 + i) * 192 + 96..][..96].fill(-*x);
         }
         case.write()?;
-        let attention = Attention::new(stream.device(), case.shape, case.heads)?;
+        let attention = Attention::new(stream.device(), target, case.shape, case.heads)?;
         let there = OnDevice::new(stream, &case)?;
         there.append(stream, &attention, &case, 37)?;
-        let (compared, found) = there.differing_bytes(stream, &case)?;
-        rows.push(Row {
-            kernel: "append",
-            shape: format!("{}, faulty values", describe(&case)),
-            compared,
-            differing: found,
-        });
+        let shapes = format!("{}, faulty values", describe(&case));
+        if let Some(row) = there.compare(stream, &case, shapes)? {
+            report(row);
+        }
     }
     Ok(())
 }

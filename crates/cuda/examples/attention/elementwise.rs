@@ -3,13 +3,14 @@
 use cpu::isa::Isa;
 use cpu::ops as want;
 use cuda::ops::{Angles, Delta, Gate, Heads, Ops, RopePairs, Rotation};
+use cuda::product::Target;
+use cuda::selftest::Row;
 use cuda::{Buffer, Device, Stream};
 
-use crate::{Failure, Row, START, differing, values};
+use crate::{Failure, START, row, values};
 
-pub fn rows(device: &Device) -> Result<Vec<Row>, Failure> {
-    let (stream, ops) = (device.stream()?, Ops::new(device)?);
-    let mut rows = Vec::new();
+pub fn rows(device: &Device, target: Target, report: &mut dyn FnMut(Row)) -> Result<(), Failure> {
+    let (stream, ops) = (device.stream()?, Ops::new(device, target)?);
     for (tokens, width) in [
         (1, 576),
         (3, 2048),
@@ -18,7 +19,7 @@ pub fn rows(device: &Device) -> Result<Vec<Row>, Failure> {
         (1, 8192),
         (4, 17),
     ] {
-        residual_norm(&stream, &ops, tokens, width, &mut rows)?;
+        residual_norm(&stream, &ops, tokens, width, report)?;
     }
     for (tokens, count, c) in [
         (1, 40, 128),
@@ -27,10 +28,10 @@ pub fn rows(device: &Device) -> Result<Vec<Row>, Failure> {
         (3, 1, 256),
         (2, 5, 96),
     ] {
-        heads(&stream, &ops, tokens, count, c, &mut rows)?;
+        heads(&stream, &ops, tokens, count, c, report)?;
     }
-    gates(&stream, &ops, &mut rows)?;
-    Ok(rows)
+    gates(&stream, &ops, report)?;
+    Ok(())
 }
 
 fn residual_norm(
@@ -38,7 +39,7 @@ fn residual_norm(
     ops: &Ops,
     tokens: usize,
     width: usize,
-    rows: &mut Vec<Row>,
+    report: &mut dyn FnMut(Row),
 ) -> Result<(), Failure> {
     let n = tokens * width;
     let (isa, eps) = (Isa::best(), 1e-6);
@@ -92,15 +93,19 @@ fn residual_norm(
             w,
             out,
         )?;
-        rows.push(Row {
-            kernel: "residual_norm",
-            shape: format!(
-                "{tokens}x{width} second {with_second} bias {with_bias} post {with_post} w {with_w}"
-            ),
-            compared: 2 * n,
-            differing: differing(&got_x.to_vec(stream)?, &want_x)
-                + differing(&got.to_vec(stream)?, &want_out),
-        });
+        let shapes = format!("{tokens}x{width}");
+        let format = format!(
+            "second {with_second} bias {with_bias} post {with_post} w {}",
+            w.is_some()
+        );
+        let (x, out) = (got_x.to_vec(stream)?, got.to_vec(stream)?);
+        report(row(
+            "residual_norm",
+            format,
+            shapes,
+            &[x, out].concat(),
+            &[want_x, want_out].concat(),
+        ));
     }
     Ok(())
 }
@@ -111,7 +116,7 @@ fn heads(
     tokens: usize,
     count: usize,
     c: usize,
-    rows: &mut Vec<Row>,
+    report: &mut dyn FnMut(Row),
 ) -> Result<(), Failure> {
     let (isa, eps, position) = (Isa::best(), 1e-5, 9usize);
     let x = values(tokens * count * c, 11);
@@ -168,18 +173,17 @@ fn heads(
             },
         };
         ops.heads(stream, START, tokens, count, c, eps, &mut got, &what)?;
-        rows.push(Row {
-            kernel: "heads",
-            shape: format!("{tokens}x{count}x{c} bias {with_bias} norm {with_norm} {which:?} of {pairs} pairs rotation {rotates}"),
-            compared: x.len(),
-            differing: differing(&got.to_vec(stream)?, &wanted),
-        });
+        let shapes = format!("{tokens}x{count}x{c}");
+        let format = format!(
+            "bias {with_bias} norm {with_norm} {which:?} of {pairs} pairs rotation {rotates}"
+        );
+        report(row("heads", format, shapes, &got.to_vec(stream)?, &wanted));
     }
     Ok(())
 }
 
 /// Functions of one value, over values that include the ends of their ranges.
-fn gates(stream: &Stream, ops: &Ops, rows: &mut Vec<Row>) -> Result<(), Failure> {
+fn gates(stream: &Stream, ops: &Ops, report: &mut dyn FnMut(Row)) -> Result<(), Failure> {
     let isa = Isa::best();
     let special = [
         0.0,
@@ -210,12 +214,13 @@ fn gates(stream: &Stream, ops: &Ops, rows: &mut Vec<Row>) -> Result<(), Failure>
     let up = |v: &[f32]| Buffer::from_slice(stream, v);
     let on_device = up(&y)?;
     let mut push = |kernel, got: Buffer<f32>, wanted: &[f32]| -> Result<(), Failure> {
-        rows.push(Row {
+        report(row(
             kernel,
-            shape: format!("{n}"),
-            compared: n,
-            differing: differing(&got.to_vec(stream)?, wanted),
-        });
+            String::new(),
+            n.to_string(),
+            &got.to_vec(stream)?,
+            wanted,
+        ));
         Ok(())
     };
     for (f, of) in [

@@ -1,10 +1,6 @@
 //! Attention and element-wise operations on a GPU: against the CPU's definition bit for bit, and how fast.
 //!
-//! ```text
-//! attention                 compares; exits non-zero if anything differs
-//! attention --bench         compares, then measures
-//! attention --bench-only    measures
-//! ```
+//! `cargo run --release -p cuda --example attention -- [--portable] [--bench]`; the exit status is 0 only if nothing differs.
 
 mod bench;
 mod cases;
@@ -14,19 +10,13 @@ mod prompts;
 use std::process::ExitCode;
 
 use cuda::Device;
+use cuda::product::Target;
+use cuda::selftest::Row;
 
 /// All launches may overlap what is ahead of them: so that is tested, too.
 const START: cuda::kernel::Start = cuda::kernel::Start::Overlapped;
 
 type Failure = Box<dyn std::error::Error>;
-
-/// What one comparison found.
-struct Row {
-    kernel: &'static str,
-    shape: String,
-    compared: usize,
-    differing: usize,
-}
 
 fn main() -> ExitCode {
     match run() {
@@ -40,38 +30,47 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<bool, Failure> {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let has = |flag: &str| args.iter().any(|a| a == flag);
+    let has = |flag: &str| std::env::args().skip(1).any(|a| a == flag);
     let device = Device::open(0)?;
-    let mut is_equal = true;
-    if !has("--bench-only") {
-        let mut rows = elementwise::rows(&device)?;
-        rows.extend(cases::rows(&device)?);
-        rows.extend(prompts::rows(&device)?);
-        println!("| kernel | shape | compared | differing |\n|---|---|---|---|");
-        for row in &rows {
-            println!(
-                "| {} | {} | {} | {} |",
-                row.kernel, row.shape, row.compared, row.differing
-            );
-            is_equal &= row.differing == 0 && row.compared > 0;
-        }
+    let target = if has("--portable") {
+        Target::Portable
+    } else {
+        Target::Best
+    };
+    if has("--bench") {
+        bench::run(&device, target)?;
+        return Ok(true);
+    }
+    println!(
+        "| kernel | format | shapes | compared | differing | NaN |\n|---|---|---|---|---|---|"
+    );
+    let (mut rows, mut differing) = (0, 0);
+    let mut report = |row: Row| {
         println!(
-            "{} comparisons, {} differ\n",
-            rows.len(),
-            rows.iter().filter(|r| r.differing > 0).count()
+            "| {} | {} | {} | {} | {} | {} |",
+            row.kernel, row.format, row.shapes, row.compared, row.differing, row.nan
         );
-    }
-    if has("--bench") || has("--bench-only") {
-        bench::run(&device)?;
-    }
-    Ok(is_equal)
+        if let Some(first) = &row.first {
+            println!("first: {first}");
+        }
+        rows += 1;
+        differing += usize::from(row.differing > 0 || row.compared == 0);
+    };
+    elementwise::rows(&device, target, &mut report)?;
+    cases::rows(&device, target, &mut report)?;
+    prompts::rows(&device, target, &mut report)?;
+    println!("{rows} rows, {differing} differ");
+    Ok(differing == 0)
 }
 
-/// Numbers that differ; NaN equals NaN.
-fn differing(a: &[f32], b: &[f32]) -> usize {
-    let same = |x: f32, y: f32| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan();
-    a.iter().zip(b).filter(|(x, y)| !same(**x, **y)).count() + a.len().abs_diff(b.len())
+/// A row of all numbers of two lists.
+fn row(kernel: &'static str, format: String, shapes: String, found: &[f32], wanted: &[f32]) -> Row {
+    let mut row = Row::new(kernel, format, shapes);
+    assert_eq!(found.len(), wanted.len(), "both have the same numbers");
+    for (i, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+        row.compare(*found, *wanted, || format!("number {i}"));
+    }
+    row
 }
 
 /// Seeded numbers between -2 and 2, some of them much larger or smaller.

@@ -2,10 +2,12 @@
 
 use cpu::pool::{Pinning, Pool};
 use cuda::attention::{Attention, CELLS, KvType, Spans, Step};
+use cuda::product::Target;
+use cuda::selftest::Row;
 use cuda::{Buffer, Device, Stream};
 
-use crate::cases::{Case, OnDevice, describe, shape};
-use crate::{Failure, Row, START, differing};
+use crate::cases::{Case, OnDevice, describe, shape, types};
+use crate::{Failure, START, row};
 
 /// Seeded numbers between -1 and 1.
 fn calm(n: usize, seed: u64) -> Vec<f32> {
@@ -19,12 +21,11 @@ fn calm(n: usize, seed: u64) -> Vec<f32> {
     (0..n).map(|_| step(&mut s)).collect()
 }
 
-pub fn rows(device: &Device) -> Result<Vec<Row>, Failure> {
+pub fn rows(device: &Device, target: Target, report: &mut dyn FnMut(Row)) -> Result<(), Failure> {
     let stream = device.stream()?;
     let threads = std::thread::available_parallelism()?.get();
     let pool = Pool::new(threads, Pinning::Free)?;
-    let mut rows = Vec::new();
-    let mut add = |case: Case| prompt(&stream, &pool, &case, &mut rows);
+    let mut add = |case: Case| prompt(&stream, target, &pool, &case, report);
     for ty_k in KvType::ALL {
         for ty_v in KvType::ALL {
             add(case(2, 128, 128, (ty_k, ty_v), 5, 400, 400)?)?;
@@ -75,7 +76,7 @@ pub fn rows(device: &Device) -> Result<Vec<Row>, Failure> {
         holes.removed = vec![5..6, 90..700, 4000..4200, 8100..8300, 8500..8501];
         add(holes)?;
     }
-    Ok(rows)
+    Ok(())
 }
 
 fn case(
@@ -164,8 +165,14 @@ fn run(
     Ok(result)
 }
 
-fn prompt(stream: &Stream, pool: &Pool, case: &Case, rows: &mut Vec<Row>) -> Result<(), Failure> {
-    let attention = Attention::new(stream.device(), case.shape, case.heads)?;
+fn prompt(
+    stream: &Stream,
+    target: Target,
+    pool: &Pool,
+    case: &Case,
+    report: &mut dyn FnMut(Row),
+) -> Result<(), Failure> {
+    let attention = Attention::new(stream.device(), target, case.shape, case.heads)?;
     let there = OnDevice::new(stream, case)?;
     there.append(stream, &attention, case, 1000)?;
     let wanted = case.wanted(pool)?;
@@ -188,12 +195,17 @@ fn prompt(stream: &Stream, pool: &Pool, case: &Case, rows: &mut Vec<Row>) -> Res
         2e-2
     };
     let tokens = case.q.len() / (case.heads * case.shape.c_k);
-    rows.push(Row {
-        kernel: "prefill, near",
-        shape: format!("{} T {tokens}, error {error:.1e}", describe(case)),
-        compared: wanted.len(),
-        differing: if error < most { 0 } else { wanted.len() },
-    });
+    let shapes = format!("{} T {tokens}", describe(case));
+    let mut near = Row::new(
+        "prefill, near",
+        types(case),
+        format!("{shapes}, error {error:.1e}"),
+    );
+    near.compared = wanted.len();
+    if error.is_nan() || error > most {
+        near.differing = wanted.len();
+    }
+    report(near);
     for (what, cut) in [
         (
             "chunks of 37",
@@ -220,12 +232,14 @@ fn prompt(stream: &Stream, pool: &Pool, case: &Case, rows: &mut Vec<Row>) -> Res
             },
         ),
     ] {
-        rows.push(Row {
-            kernel: "prefill, cut",
-            shape: format!("{} T {tokens}, {what}", describe(case)),
-            compared: got.len(),
-            differing: differing(&run(stream, &attention, case, &there, cut)?, &got),
-        });
+        let found = run(stream, &attention, case, &there, cut)?;
+        report(row(
+            "prefill, cut",
+            types(case),
+            format!("{shapes}, {what}"),
+            &found,
+            &got,
+        ));
     }
     Ok(())
 }

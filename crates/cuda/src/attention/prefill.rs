@@ -69,13 +69,17 @@ pub(super) struct Prefill {
 }
 
 impl Prefill {
-    pub(super) fn new(device: &Device, shape: &KvShape) -> Result<Self, Error> {
+    pub(super) fn new(
+        device: &Device,
+        compute: (u32, u32),
+        shape: &KvShape,
+    ) -> Result<Self, Error> {
         let c = [64, 96, 128, HEAD_MAX]
             .into_iter()
             .find(|c| shape.c_k.max(shape.c_v) <= *c)
             .unwrap_or(HEAD_MAX);
         let is_direct = shape.type_k == KvType::F16 && shape.type_v == KvType::F16;
-        let module = Module::load(device, "attention_prefill")?;
+        let module = Module::load_for(device, "attention_prefill", compute)?;
         let suffix = if is_direct { "" } else { "_converted" };
         let attend = module.kernel(&format!("prefill_{c}{suffix}"))?;
         let (rows, threads) = (128, if c == HEAD_MAX { 256 } else { 128 });

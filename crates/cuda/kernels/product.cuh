@@ -22,6 +22,13 @@
 
 constexpr int CHUNK = 512;
 
+struct Yes {
+    static constexpr bool value = true;
+};
+struct No {
+    static constexpr bool value = false;
+};
+
 struct Acts {
     const uint2* q;
     const int2* meta;  // blocks of 32
@@ -51,7 +58,7 @@ template <class F> __device__ __forceinline__ void extras(const uint8_t* b, int 
 
 // One block of 32 of a tile against 8 columns. acc: rows 2 gid, 2 gid + 1 of columns 2 tig, 2 tig + 1 (COLS of them).
 template <class F, int COLS>
-__device__ __forceinline__ void block32(const uint8_t* b, int at, int gid, int tig, const uint32_t (&a)[4], float2 dw, float2 mw, uint2 q, const int2* meta, float (&acc)[4]) {
+__device__ __forceinline__ void block32(const uint32_t (&a)[4], float2 dw, float2 mw, uint2 q, const int2* meta, float (&acc)[4]) {
     int2 s[2];
     if constexpr (COLS == 2) {
         const int4 v = *(const int4*)meta;
@@ -119,141 +126,201 @@ __device__ __forceinline__ void end256(const uint32_t (&extra)[4], float2 dw, fl
 
 // ---------------------------------------------------------------------------------------------------- few columns
 
-// What a warp's ring moves at once: 256 values of a tile.
+// What a warp's ring moves at once: some blocks of a tile, 2 to 3 KB where there are as many. Two are on the way; more hold more shared memory and
+// so fewer thread blocks (measured).
 template <class F> struct Piece {
-    static constexpr int BLOCK = F::BYTES * 16, BLOCKS = 256 / F::LEN, BYTES = BLOCKS * BLOCK;
-    static constexpr int RING = BYTES > 3000 ? 2 : 3;  // pieces on the way: about 9 KB a warp
+    static constexpr int BLOCK = F::BYTES * 16, BLOCKS = F::LEN == 256 ? 1 : F::BYTES > 32 ? 4 : 8, BYTES = BLOCKS * BLOCK, PER = CHUNK / F::LEN;
+    static constexpr int RING = 2;
 };
 
-// A warp's next piece: which slot (tile and chunk) and block.
-struct Cursor {
-    int slot, block, end;
+// Where the activations of a chunk of 512 values lie in a warp's shared memory: of the columns that there are, group by group.
+template <class F, int GROUPS> struct ChunkActs {
+    int columns[GROUPS], q[GROUPS], meta[GROUPS], s16[GROUPS], bytes;
+    __device__ __forceinline__ ChunkActs(int all) {
+        bytes = 0;
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) {
+            columns[g] = min(8, all - 8 * g);
+            q[g] = bytes, bytes += 16 * 32 * columns[g];
+            meta[g] = bytes, bytes += F::LEN == 32 ? 16 * meta_stride(g) : 2 * 32;
+            s16[g] = bytes, bytes += F::LEN == 256 && (F::MIN || F::BIAS != 0) ? 2 * 32 * columns[g] : 0;
+        }
+    }
+    __device__ __forceinline__ int meta_stride(int g) const { return (columns[g] + 1) / 2 * 16; }
 };
 
-template <class F> __device__ __forceinline__ void enter(Cursor& c, int chunks, int blocks) {
-    constexpr int PER = CHUNK / F::LEN;
-    c.block = c.slot % chunks * PER;
-    c.end = min(blocks, c.block + PER);
+// Copies rows of `n` pieces of 16 bytes, `from_stride` and `to_stride` bytes apart, `rows` of them (at most 16).
+__device__ __forceinline__ void copy_rows(uint8_t* to, int to_stride, const uint8_t* from, int from_stride, int n, int rows, int lane) {
+    const int bits = n > 8 ? 4 : n > 4 ? 3 : n > 2 ? 2 : n > 1 ? 1 : 0, piece = lane & ((1 << bits) - 1);
+    for (int row = lane >> bits; row < rows; row += 32 >> bits)
+        if (piece < n) copy16(to + row * to_stride + piece * 16, from + (size_t)row * from_stride + piece * 16);
+}
+template <class F, int GROUPS>
+__device__ __forceinline__ void copy_acts(uint8_t* to, const ChunkActs<F, GROUPS>& at, const Acts& act, int chunk, int K, int lane) {
+    const int runs = K / 32, blocks = K / 256, first = chunk * 16, n = min(16, runs - first);
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        const int c = at.columns[g];
+        copy_rows(to + at.q[g], 32 * c, (const uint8_t*)act.q + ((size_t)g * runs + first) * 256, 256, 2 * c, n, lane);
+        if constexpr (F::LEN == 32) {
+            copy_rows(to + at.meta[g], at.meta_stride(g), (const uint8_t*)act.meta + ((size_t)g * runs + first) * 64, 64, (c + 1) / 2, n, lane);
+        } else {
+            copy_rows(to + at.meta[g], 32, (const uint8_t*)act.d + ((size_t)g * blocks + chunk * 2) * 32, 32, 2, n / 8, lane);
+            if constexpr (F::MIN || F::BIAS != 0)
+                copy_rows(to + at.s16[g], 32 * c, (const uint8_t*)act.s16 + ((size_t)g * blocks + chunk * 2) * 256, 256, 2 * c, n / 8, lane);
+        }
+    }
 }
 
-// grid: ceil(tiles / tiles_per_block); block: whole warps; dynamic shared memory: warps * ring * Piece::BYTES + slots * columns * 64 bytes,
-// slots = tiles_per_block * ceil(K / 512). GROUPS of 8 columns; COLS == 1 serves a single column.
-template <class F, int GROUPS, int COLS>
+// grid: ceil(tiles / tiles_per_block); block: whole warps. Dynamic shared memory: for each warp its ring, and its activations (once, or twice if
+// it has several chunks); then tiles_per_block * chunks * columns * 64 bytes. GROUPS of 8 columns; COLS == 1 serves a single column.
+// HELD: activations go through shared memory as well. That hides their latency, but costs copies for every tile; measured, it pays for one column of
+// blocks of 32 and nowhere else. Otherwise they are read where they lie, from the first-level cache.
+template <class F, int GROUPS, int COLS, bool HELD>
 __device__ __forceinline__ void gemv(const uint8_t* __restrict__ w, const Acts& act, float* y, int N, int K, int columns, int passes, int tiles_per_block) {
     using P = Piece<F>;
     constexpr int RING = P::RING;
     extern __shared__ __align__(128) uint8_t smem[];
     let_next_start();
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32, gid = lane / 4, tig = lane % 4;
-    const int blocks = K / F::LEN, runs = K / 32, chunks = (K + CHUNK - 1) / CHUNK, tiles = (N + 15) / 16;
-    const int first_tile = blockIdx.x * tiles_per_block, slots = min(tiles_per_block, tiles - first_tile) * chunks;
-    uint8_t* ring = smem + warp * (RING * P::BYTES);
-    float* part = (float*)(smem + warps * (RING * P::BYTES));
+    const int blocks = K / F::LEN, chunks = (K + CHUNK - 1) / CHUNK, tiles = (N + 15) / 16;
+    const int first_tile = blockIdx.x * tiles_per_block, mine = min(tiles_per_block, tiles - first_tile);
+    const ChunkActs<F, GROUPS> at_acts(COLS == 1 ? 1 : columns);
+    const int warp_bytes = RING * P::BYTES + (HELD ? (chunks > warps ? 2 : 1) * at_acts.bytes : 0);
+    uint8_t* ring = smem + warp * warp_bytes;
+    uint8_t* acts = ring + RING * P::BYTES;
+    float* part = (float*)(smem + warps * warp_bytes);
     const uint8_t* w0 = w + (size_t)first_tile * blocks * P::BLOCK;
 
-    Cursor next = {warp, 0, 0};
-    if (next.slot < slots) enter<F>(next, chunks, blocks);
-    auto fetch = [&](int stage) {
-        if (next.slot < slots) {
-            const uint8_t* from = w0 + ((size_t)(next.slot / chunks) * blocks + next.block) * P::BLOCK;
-            const int bytes = min(P::BLOCKS, next.end - next.block) * P::BLOCK;
-            uint8_t* to = ring + stage * P::BYTES;
+    // The next piece to be fetched: chunk `seq` of this warp, tile, block.
+    int next_chunk = warp, next_tile = 0, next_block = warp * P::PER, next_seq = 0;
+    auto fetch = [&](int stage, auto with_acts) {
+        if (next_chunk < chunks) {
+            if constexpr (HELD && decltype(with_acts)::value)
+                if (next_tile == 0 && next_block == next_chunk * P::PER) copy_acts(acts + (next_seq & 1) * at_acts.bytes, at_acts, act, next_chunk, K, lane);
+            const int end = min(blocks, (next_chunk + 1) * P::PER);
+            const uint8_t* from = w0 + ((size_t)next_tile * blocks + next_block) * P::BLOCK + lane * 16;
+            uint8_t* to = ring + stage * P::BYTES + lane * 16;
+            const int bytes = min(P::BLOCKS, end - next_block) * P::BLOCK - lane * 16;
 #pragma unroll
             for (int i = 0; i < (P::BYTES + 511) / 512; i++)
-                if (i * 512 + lane * 16 < bytes) copy16(to + i * 512 + lane * 16, from + i * 512 + lane * 16);
-            next.block += P::BLOCKS;
-            if (next.block >= next.end) {
-                next.slot += warps;
-                if (next.slot < slots) enter<F>(next, chunks, blocks);
+                if (i * 512 < bytes) copy16(to + i * 512, from + i * 512);
+            next_block += P::BLOCKS;
+            if (next_block >= end) {
+                if (++next_tile == mine) next_tile = 0, next_chunk += warps, next_seq++;
+                next_block = next_chunk * P::PER;
             }
         }
         copy_commit();
     };
-    for (int s = 0; s < RING; s++) fetch(s);
+    for (int s = 0; s < RING; s++) fetch(s, No());
     wait_for_previous();
+    if constexpr (HELD) {  // of the chunks whose first piece is on the way
+        const int begun = next_seq + (next_chunk < chunks && (next_tile > 0 || next_block > next_chunk * P::PER));
+        for (int s = 0; s < begun; s++) copy_acts(acts + s * at_acts.bytes, at_acts, act, warp + s * warps, K, lane);
+        copy_commit();
+        copy_wait<0>();
+    }
 
     const int at = tig * 64 + gid * 8;
-    bool has_q[GROUPS];
-    for (int g = 0; g < GROUPS; g++) has_q[g] = g * 8 + gid < columns;
-    int stage = 0;
-    for (int slot = warp; slot < slots; slot += warps) {
-        Cursor c = {slot, 0, 0};
-        enter<F>(c, chunks, blocks);
-        float acc[GROUPS][4] = {};
-#pragma unroll 1
-        for (; c.block < c.end; c.block += P::BLOCKS) {
-            copy_wait<RING - 1>();
-            __syncwarp();
-            const uint8_t* piece = ring + stage * P::BYTES;
-            if constexpr (F::LEN == 32) {
-                auto one = [&](int u) {
-                    const uint8_t* b = piece + u * P::BLOCK;
-                    const int block = c.block + u;
-                    uint32_t a[4];
-                    F::codes(b, 0, at, gid, tig, a);
-                    const float2 dw = F::d(b, gid), mw = F::m(b, gid);
+    int stage = 0, seq = 0;
+    for (int chunk = warp; chunk < chunks; chunk += warps, seq++) {
+        const int first = chunk * P::PER, end = min(blocks, first + P::PER);
+        // This lane's activations of the chunk: codes and sums of column gid, scales of columns 2 tig and 2 tig + 1; strides of runs and blocks.
+        const uint8_t *aq[GROUPS], *am[GROUPS], *as[GROUPS];
+        int q_stride[GROUPS], m_stride[GROUPS], s_stride[GROUPS];
 #pragma unroll
-                    for (int g = 0; g < GROUPS; g++) {
-                        const size_t i = (size_t)g * runs + block;
-                        const uint2 q = has_q[g] ? act.q[i * 32 + lane] : make_uint2(0, 0);
-                        block32<F, COLS>(b, at, gid, tig, a, dw, mw, q, act.meta + i * 8 + 2 * tig * (COLS == 2), acc[g]);
-                    }
-                };
-                if (c.end - c.block >= P::BLOCKS) {
-#pragma unroll
-                    for (int u = 0; u < P::BLOCKS; u++) one(u);
-                } else {
-#pragma unroll 1
-                    for (int u = 0; u < c.end - c.block; u++) one(u);
-                }
+        for (int g = 0; g < GROUPS; g++) {
+            const int c = at_acts.columns[g], column = min(gid, c - 1), both = COLS == 2 && 2 * tig < c ? tig : 0;
+            const uint8_t *q, *m, *s = nullptr;
+            if constexpr (HELD) {
+                const uint8_t* a = acts + (seq & 1) * at_acts.bytes;
+                q = a + at_acts.q[g], m = a + at_acts.meta[g], s = a + at_acts.s16[g];
+                q_stride[g] = s_stride[g] = 32 * c, m_stride[g] = F::LEN == 32 ? at_acts.meta_stride(g) : 32;
             } else {
-                int sum[GROUPS][4] = {};
+                q = (const uint8_t*)(act.q + ((size_t)g * (K / 32) + chunk * 16) * 32), q_stride[g] = s_stride[g] = 256;
+                if constexpr (F::LEN == 32) {
+                    m = (const uint8_t*)(act.meta + ((size_t)g * blocks + first) * 8), m_stride[g] = 64;
+                } else {
+                    m = (const uint8_t*)(act.d + ((size_t)g * blocks + first) * 8), m_stride[g] = 32;
+                    s = (const uint8_t*)(act.s16 + ((size_t)g * blocks + first) * 32);
+                }
+            }
+            aq[g] = q + column * 32 + tig * 8, am[g] = m + both * (F::LEN == 32 ? 16 : 8), as[g] = s + column * 32 + tig * 8;
+        }
+#pragma unroll 1
+        for (int tile = 0; tile < mine; tile++) {
+            float acc[GROUPS][4] = {};
+#pragma unroll 1
+            for (int block = first; block < end; block += P::BLOCKS) {
+                copy_wait<RING - 1>();
+                __syncwarp();
+                const uint8_t* piece = ring + stage * P::BYTES;
+                if constexpr (F::LEN == 32) {
+                    auto one = [&](int u) {
+                        const uint8_t* b = piece + u * P::BLOCK;
+                        const int run = block - first + u;
+                        uint32_t a[4];
+                        F::codes(b, 0, at, gid, tig, a);
+                        const float2 dw = F::d(b, gid), mw = F::m(b, gid);
 #pragma unroll
-                for (int run = 0; run < 8; run++) {
-                    uint32_t a[4];
-                    int2 scale[2];
-                    F::codes(piece, run, at, gid, tig, a);
-                    scales256<F>(piece, run, gid, scale);
+                        for (int g = 0; g < GROUPS; g++) {
+                            const uint2 q = *(const uint2*)(aq[g] + run * q_stride[g]);
+                            block32<F, COLS>(a, dw, mw, q, (const int2*)(am[g] + run * m_stride[g]), acc[g]);
+                        }
+                    };
+                    if (end - block >= P::BLOCKS) {
+#pragma unroll
+                        for (int u = 0; u < P::BLOCKS; u++) one(u);
+                    } else {
+#pragma unroll 1
+                        for (int u = 0; u < end - block; u++) one(u);
+                    }
+                } else {
+                    const int b = block - first;
+                    int sum[GROUPS][4] = {};
+#pragma unroll
+                    for (int run = 0; run < 8; run++) {
+                        uint32_t a[4];
+                        int2 scale[2];
+                        F::codes(piece, run, at, gid, tig, a);
+                        scales256<F>(piece, run, gid, scale);
+#pragma unroll
+                        for (int g = 0; g < GROUPS; g++) run256<F, COLS>(a, scale, *(const uint2*)(aq[g] + (b * 8 + run) * q_stride[g]), sum[g]);
+                    }
+                    uint32_t extra[4];
+                    if constexpr (F::MIN || F::BIAS != 0) extras<F>(piece, gid, tig, extra);
+                    const float2 dw = F::d(piece, gid), mw = F::m(piece, gid);
 #pragma unroll
                     for (int g = 0; g < GROUPS; g++) {
-                        const size_t i = (size_t)g * runs + c.block * 8 + run;
-                        const uint2 q = has_q[g] ? act.q[i * 32 + lane] : make_uint2(0, 0);
-                        run256<F, COLS>(a, scale, q, sum[g]);
+                        uint2 s16 = make_uint2(0, 0);
+                        if constexpr (F::MIN || F::BIAS != 0) s16 = *(const uint2*)(as[g] + b * s_stride[g]);
+                        end256<F, COLS>(extra, dw, mw, s16, (const float*)(am[g] + b * m_stride[g]), sum[g], acc[g]);
                     }
                 }
-                uint32_t extra[4];
-                if constexpr (F::MIN || F::BIAS != 0) extras<F>(piece, gid, tig, extra);
-                const float2 dw = F::d(piece, gid), mw = F::m(piece, gid);
+                __syncwarp();
+                fetch(stage, Yes());
+                stage = stage + 1 == RING ? 0 : stage + 1;
+            }
 #pragma unroll
-                for (int g = 0; g < GROUPS; g++) {
-                    const size_t i = (size_t)g * blocks + c.block;
-                    uint2 s16 = make_uint2(0, 0);
-                    if constexpr (F::MIN || F::BIAS != 0)
-                        if (has_q[g]) s16 = act.s16[i * 32 + lane];
-                    end256<F, COLS>(extra, dw, mw, s16, act.d + i * 8 + 2 * tig * (COLS == 2), sum[g], acc[g]);
+            for (int g = 0; g < GROUPS; g++)
+#pragma unroll
+                for (int c = 0; c < COLS; c++) {
+                    const int column = g * 8 + (COLS == 2 ? 2 * tig + c : tig);
+                    if (column < columns) *(float2*)(part + ((size_t)(tile * chunks + chunk) * columns + column) * 16 + 2 * gid) = make_float2(acc[g][c], acc[g][2 + c]);
                 }
-            }
-            __syncwarp();
-            fetch(stage);
-            stage = stage + 1 == RING ? 0 : stage + 1;
         }
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++)
-#pragma unroll
-            for (int c = 0; c < COLS; c++) {
-                const int column = g * 8 + (COLS == 2 ? 2 * tig + c : tig);
-                if (column < columns) *(float2*)(part + ((size_t)slot * columns + column) * 16 + 2 * gid) = make_float2(acc[g][c], acc[g][2 + c]);
-            }
     }
     __syncthreads();
     const int tokens = columns / passes, per_tile = tokens * 16;
-    for (int i = threadIdx.x; i < slots / chunks * per_tile; i += blockDim.x) {
+    for (int i = threadIdx.x; i < mine * per_tile; i += blockDim.x) {
         const int tile = i / per_tile, t = i % per_tile / 16, row = (first_tile + tile) * 16 + i % 16;
         if (row >= N) continue;
         float both = 0.0f;
         for (int p = 0; p < passes; p++) {
             const float* from = part + ((size_t)tile * chunks * columns + t * passes + p) * 16 + i % 16;
             float sum = from[0];
+#pragma unroll 8
             for (int c = 1; c < chunks; c++) sum = __fadd_rn(sum, from[c * columns * 16]);
             both = p == 0 ? sum : __fadd_rn(both, sum);
         }
@@ -263,24 +330,41 @@ __device__ __forceinline__ void gemv(const uint8_t* __restrict__ w, const Acts& 
 
 // ---------------------------------------------------------------------------------------------------- many columns
 
-// A thread block computes ROWS x COLUMNS outputs, 8 warps as 2 x 4, a warp 16 FM x 8 FN. The operands of KS values of K go through a ring of
-// STAGES in shared memory. A chunk's acc is in registers, the sum of chunks in shared memory, each thread's own.
-template <class F> struct Gemm {
+// WM x WN warps, a warp 16 FM x 8 FN outputs. Wide thread blocks read least, and fill the device from a few hundred columns on; narrow ones
+// are for fewer. A run's codes are unpacked by WN warps.
+template <int M, int N, int WARP_M, int WARP_N> struct Shape {
+    static constexpr int WM = M, WN = N, FM = WARP_M, FN = WARP_N;
+};
 #if __CUDA_ARCH__ >= 900
-    static constexpr int FM = 5, FN = 4;
+using Wide = Shape<2, 4, 5, 4>;
 #else
-    static constexpr int FM = 2, FN = 2;
+using Wide = Shape<2, 4, 2, 2>;
 #endif
-    static constexpr int THREADS = 256, TILES = 2 * FM, ROWS = 16 * TILES, GROUPS = 4 * FN, COLUMNS = 8 * GROUPS;
+using Narrow = Shape<4, 1, 1, 4>;
+
+// The operands of KS values of K go through a ring of STAGES in shared memory. A chunk's acc is in registers, the sum of chunks in shared memory,
+// each thread's own.
+template <class F, class S> struct Gemm {
+    static constexpr int THREADS = 32 * S::WM * S::WN, TILES = S::WM * S::FM, GROUPS = S::WN * S::FN;
     static constexpr int KS = F::LEN == 256 ? 256 : 64, NB = KS / F::LEN, RUNS = KS / 32, BLOCK = F::BYTES * 16;
-    static constexpr int A = TILES * NB * BLOCK, B = GROUPS * RUNS * 256, D = F::LEN == 256 ? GROUPS * 32 : GROUPS * NB * 64;
     static constexpr bool SUMS = F::LEN == 256 && (F::MIN || F::BIAS != 0);
-    static constexpr int S = SUMS ? GROUPS * 256 : 0, BYTES = A + B + D + S;
-    static constexpr int STAGES = F::LEN == 256 ? 2 : 4, TOTALS = THREADS * FM * FN * 16, PIECES = A / 16;
+    static constexpr int A = TILES * NB * BLOCK, Q = GROUPS * RUNS * 256, D = F::LEN == 256 ? GROUPS * 32 : GROUPS * NB * 64, S16 = SUMS ? GROUPS * 256 : 0;
+    static constexpr int BYTES = A + Q + D + S16, STAGES = F::LEN == 256 ? 2 : 4, TOTALS = THREADS * S::FM * S::FN * 16, PIECES = A / 16;
 };
 
-template <class F> __device__ __forceinline__ void gemm_fetch(uint8_t* st, const uint32_t* table, const uint8_t* w, const Acts& act, int group0, int groups, int K, int step) {
-    using G = Gemm<F>;
+// Pieces of 16 bytes of what lies in rows of ROW bytes, one for each group of 8 columns: `from` is group 0's, `stride` bytes before group 1's.
+template <int THREADS, int GROUPS, int ROW> __device__ __forceinline__ void copy_groups(uint8_t* to, const void* from, size_t stride, int group0, int groups) {
+    constexpr int PER = ROW / 16, ALL = GROUPS * PER;
+#pragma unroll
+    for (int u = 0; u < (ALL + THREADS - 1) / THREADS; u++) {
+        const int i = u * THREADS + threadIdx.x;
+        if (ALL % THREADS == 0 || i < ALL) copy16(to + i * 16, (const uint8_t*)from + min(group0 + i / PER, groups - 1) * stride + i % PER * 16);
+    }
+}
+
+template <class F, class S>
+__device__ __forceinline__ void gemm_fetch(uint8_t* st, const uint32_t* table, const uint8_t* w, const Acts& act, int group0, int groups, int K, int step) {
+    using G = Gemm<F, S>;
 #pragma unroll
     for (int u = 0; u < (G::PIECES + G::THREADS - 1) / G::THREADS; u++) {
         const int i = u * G::THREADS + threadIdx.x;
@@ -289,39 +373,25 @@ template <class F> __device__ __forceinline__ void gemm_fetch(uint8_t* st, const
             copy16(st + i * 16 + ((int)e >> 30) * 32, w + (size_t)(e & 0x3fffffffu) * 16);
         }
     }
-    const int runs = K / 32;
-    constexpr int PER = G::RUNS * 16;  // pieces of a group
-#pragma unroll
-    for (int u = 0; u < G::GROUPS * PER / G::THREADS; u++) {
-        const int i = u * G::THREADS + threadIdx.x, g = i / PER;
-        copy16(st + G::A + i * 16, (const uint8_t*)act.q + ((size_t)min(group0 + g, groups - 1) * runs + step * G::RUNS) * 256 + i % PER * 16);
-    }
+    const size_t runs = K / 32, blocks = K / 256;
+    copy_groups<G::THREADS, G::GROUPS, G::RUNS * 256>(st + G::A, act.q + (size_t)step * G::RUNS * 32, runs * 256, group0, groups);
     if constexpr (F::LEN == 32) {
-        constexpr int PD = G::NB * 4;
-        const int i = threadIdx.x, g = i / PD;
-        if (i < G::GROUPS * PD) copy16(st + G::A + G::B + i * 16, (const uint8_t*)act.meta + ((size_t)min(group0 + g, groups - 1) * runs + step * G::NB) * 64 + i % PD * 16);
+        copy_groups<G::THREADS, G::GROUPS, G::NB * 64>(st + G::A + G::Q, act.meta + (size_t)step * G::NB * 8, runs * 64, group0, groups);
     } else {
-        const int i = threadIdx.x;
-        if (i < G::GROUPS * 2) copy16(st + G::A + G::B + i * 16, (const uint8_t*)act.d + ((size_t)min(group0 + i / 2, groups - 1) * (K / 256) + step) * 32 + i % 2 * 16);
-        if constexpr (G::SUMS)
-#pragma unroll
-            for (int u = 0; u < (G::GROUPS * 16 + G::THREADS - 1) / G::THREADS; u++) {
-                const int i = u * G::THREADS + threadIdx.x;
-                if (i < G::GROUPS * 16)
-                    copy16(st + G::A + G::B + G::D + i * 16, (const uint8_t*)act.s16 + ((size_t)min(group0 + i / 16, groups - 1) * (K / 256) + step) * 256 + i % 16 * 16);
-            }
+        copy_groups<G::THREADS, G::GROUPS, 32>(st + G::A + G::Q, act.d + (size_t)step * 8, blocks * 32, group0, groups);
+        if constexpr (G::SUMS) copy_groups<G::THREADS, G::GROUPS, 256>(st + G::A + G::Q + G::D, act.s16 + (size_t)step * 32, blocks * 256, group0, groups);
     }
 }
 
 // grid: (row blocks, column blocks). Reads up to a step past the end of W and of the activations, which have room for it.
-template <class F>
+template <class F, class S>
 __device__ __forceinline__ void gemm(const uint8_t* __restrict__ w, const Acts& act, float* __restrict__ y, int N, int K, int columns, int passes) {
-    using G = Gemm<F>;
-    constexpr int FM = G::FM, FN = G::FN, BLOCK = G::BLOCK;
+    using G = Gemm<F, S>;
+    constexpr int FM = S::FM, FN = S::FN, BLOCK = G::BLOCK;
     extern __shared__ __align__(128) uint8_t smem[];
     float4* total = (float4*)(smem + G::STAGES * G::BYTES) + threadIdx.x;  // [fragment][THREADS]
     uint32_t* table = (uint32_t*)(smem + G::STAGES * G::BYTES + G::TOTALS);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, gid = lane / 4, tig = lane % 4, wm = warp / 4, wn = warp % 4;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, gid = lane / 4, tig = lane % 4, wm = warp / S::WN, wn = warp % S::WN;
     const int tile0 = blockIdx.x * G::TILES, group0 = blockIdx.y * G::GROUPS, tiles = (N + 15) / 16, groups = (columns + 7) / 8;
     const int blocks = K / F::LEN, steps = (blocks + G::NB - 1) / G::NB;
     float acc[FM][FN][4];
@@ -345,7 +415,7 @@ __device__ __forceinline__ void gemm(const uint8_t* __restrict__ w, const Acts& 
     wait_for_previous();
     const uint8_t* w0 = w + (size_t)tile0 * blocks * BLOCK;
     for (int s = 0; s < G::STAGES - 1; s++) {
-        if (s < steps) gemm_fetch<F>(smem + s * G::BYTES, table, w0 + (size_t)s * G::NB * BLOCK, act, group0, groups, K, s);
+        if (s < steps) gemm_fetch<F, S>(smem + s * G::BYTES, table, w0 + (size_t)s * G::NB * BLOCK, act, group0, groups, K, s);
         copy_commit();
     }
     const int at = F::SWIZZLE ? ((tig * 4 + gid / 2) ^ (tig / 2 * 2)) * 16 + gid % 2 * 8 : tig * 64 + gid * 8;
@@ -354,7 +424,7 @@ __device__ __forceinline__ void gemm(const uint8_t* __restrict__ w, const Acts& 
         copy_wait<G::STAGES - 2>();
         __syncthreads();
         const int next = step + G::STAGES - 1;
-        if (next < steps) gemm_fetch<F>(smem + next % G::STAGES * G::BYTES, table, w0 + (size_t)next * G::NB * BLOCK, act, group0, groups, K, next);
+        if (next < steps) gemm_fetch<F, S>(smem + next % G::STAGES * G::BYTES, table, w0 + (size_t)next * G::NB * BLOCK, act, group0, groups, K, next);
         copy_commit();
         const uint8_t* st = smem + step % G::STAGES * G::BYTES;
         const uint8_t* stb = st + G::A + (wn * FN) * G::RUNS * 256 + lane * 8;
@@ -363,11 +433,11 @@ __device__ __forceinline__ void gemm(const uint8_t* __restrict__ w, const Acts& 
             for (int k = 0; k < G::NB; k++) {
                 if (k > 0 && step * G::NB + k >= blocks) break;
                 uint2 q[FN];
-                int4 s[FN];
+                int4 meta[FN];
 #pragma unroll
                 for (int n = 0; n < FN; n++) {
                     q[n] = *(const uint2*)(stb + (n * G::RUNS + k) * 256);
-                    s[n] = *(const int4*)(st + G::A + G::B + ((wn * FN + n) * G::NB + k) * 64 + tig * 16);
+                    meta[n] = *(const int4*)(st + G::A + G::Q + ((wn * FN + n) * G::NB + k) * 64 + tig * 16);
                 }
 #pragma unroll
                 for (int m = 0; m < FM; m++) {
@@ -378,12 +448,12 @@ __device__ __forceinline__ void gemm(const uint8_t* __restrict__ w, const Acts& 
 #pragma unroll
                     for (int n = 0; n < FN; n++) {
                         int d[4];
-                        mma_k32<F::SIGNED>(d, a, q[n], F::BIAS ? -F::BIAS * s[n].x : 0, F::BIAS ? -F::BIAS * s[n].z : 0);
-                        const float da[2] = {__int_as_float(s[n].y), __int_as_float(s[n].w)};
+                        mma_k32<F::SIGNED>(d, a, q[n], F::BIAS ? -F::BIAS * meta[n].x : 0, F::BIAS ? -F::BIAS * meta[n].z : 0);
+                        const float da[2] = {__int_as_float(meta[n].y), __int_as_float(meta[n].w)};
 #pragma unroll
                         for (int i = 0; i < 4; i++) acc[m][n][i] = __fmaf_rn((float)d[i], __fmul_rn(i < 2 ? dw.x : dw.y, da[i % 2]), acc[m][n][i]);
                         if constexpr (F::MIN) {
-                            const float sum[2] = {__fmul_rn(da[0], (float)s[n].x), __fmul_rn(da[1], (float)s[n].z)};
+                            const float sum[2] = {__fmul_rn(da[0], (float)meta[n].x), __fmul_rn(da[1], (float)meta[n].z)};
 #pragma unroll
                             for (int i = 0; i < 4; i++) acc[m][n][i] = __fmaf_rn(i < 2 ? mw.x : mw.y, sum[i % 2], acc[m][n][i]);
                         }
@@ -423,8 +493,8 @@ __device__ __forceinline__ void gemm(const uint8_t* __restrict__ w, const Acts& 
 #pragma unroll
                 for (int n = 0; n < FN; n++) {
                     uint2 s16 = make_uint2(0, 0);
-                    if constexpr (G::SUMS) s16 = *(const uint2*)(st + G::A + G::B + G::D + (wn * FN + n) * 256 + lane * 8);
-                    end256<F, 2>(extra, dw, mw, s16, (const float*)(st + G::A + G::B) + (wn * FN + n) * 8 + 2 * tig, sum[m][n], acc[m][n]);
+                    if constexpr (G::SUMS) s16 = *(const uint2*)(st + G::A + G::Q + G::D + (wn * FN + n) * 256 + lane * 8);
+                    end256<F, 2>(extra, dw, mw, s16, (const float*)(st + G::A + G::Q) + (wn * FN + n) * 8 + 2 * tig, sum[m][n], acc[m][n]);
                 }
             }
         }
@@ -518,15 +588,18 @@ template <class F> __device__ __forceinline__ void decode_rows(const uint8_t* __
 
 #define PRODUCT_KERNELS(F)                                                                                                \
     extern "C" __global__ void gemv_1(PRODUCT_PARAMETERS, int tiles_per_block) {                                          \
-        gemv<F, 1, 1>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes, tiles_per_block);                               \
+        gemv<F, 1, 1, F::LEN == 32>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes, tiles_per_block);                 \
     }                                                                                                                     \
     extern "C" __global__ void gemv_8(PRODUCT_PARAMETERS, int tiles_per_block) {                                          \
-        gemv<F, 1, 2>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes, tiles_per_block);                               \
+        gemv<F, 1, 2, false>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes, tiles_per_block);                        \
     }                                                                                                                     \
     extern "C" __global__ void gemv_16(PRODUCT_PARAMETERS, int tiles_per_block) {                                         \
-        gemv<F, 2, 2>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes, tiles_per_block);                               \
+        gemv<F, 2, 2, false>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes, tiles_per_block);                        \
     }                                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(256, 1) gemm_many(PRODUCT_PARAMETERS) {                                  \
-        gemm<F>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes);                                                      \
+    extern "C" __global__ void __launch_bounds__(Gemm<F, Wide>::THREADS, 1) gemm_wide(PRODUCT_PARAMETERS) {               \
+        gemm<F, Wide>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes);                                                \
+    }                                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(Gemm<F, Narrow>::THREADS) gemm_narrow(PRODUCT_PARAMETERS) {              \
+        gemm<F, Narrow>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes);                                              \
     }                                                                                                                     \
     extern "C" __global__ void decode(const uint8_t* w, const int* ids, float* y, int N, int K) { decode_rows<F>(w, ids, y, N, K); }

@@ -3,8 +3,8 @@
 //
 // Shapes: W [N, K] in tiles of 16 rows, [K][16 rows] in a tile; x [T, K] f32; y [T, N].
 //
-// gemv_TYPE  up to 4 tokens: 8 lanes a tile's chunk, two rows a lane, so that 8 lanes read what lies together
-// gemm_TYPE  more: tiles of 64 rows x 64 tokens through shared memory, 4 x 4 outputs a thread
+// gemv_1, gemv_4  few tokens: a half-warp takes a chunk of a tile through its own ring in shared memory, a lane a row
+// gemm            more: tiles of 64 rows x 64 tokens through shared memory, 4 x 4 outputs a thread
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
@@ -20,51 +20,93 @@ __device__ __forceinline__ float2 two(const __nv_bfloat16* p) {
     return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
 }
 
-// grid: ceil(tiles / tiles_per_block); dynamic shared memory: tiles_per_block * ceil(K / 512) * T * 64 bytes.
-template <class W, int T> __device__ __forceinline__ void gemv_rows(const W* __restrict__ w, const float* x, float* y, int N, int K, int tokens, int tiles_per_block) {
-    extern __shared__ float part[];  // [slot][T][16]
+// What a half-warp's ring moves at once: PIECE values of K, of 16 rows and of T tokens.
+constexpr int PIECE = 32, RING = 4;
+template <class W, int T> constexpr int STAGE = PIECE * 16 * sizeof(W) + T * PIECE * 4;
+
+__device__ __forceinline__ float one(const float* p) { return *p; }
+__device__ __forceinline__ float one(const __half* p) { return __half2float(*p); }
+__device__ __forceinline__ float one(const __nv_bfloat16* p) { return __uint_as_float((uint32_t) * (const uint16_t*)p << 16); }
+
+// grid: (tiles, ceil(T / tokens of a block)); block: whole warps; dynamic shared memory: threads / 16 * RING * STAGE, then chunks * T * 64 bytes.
+template <class W, int T> __device__ __forceinline__ void gemv_rows(const W* __restrict__ w, const float* x, float* y, int N, int K, int all_tokens) {
+    extern __shared__ __align__(128) uint8_t smem[];
     let_next_start();
-    wait_for_previous();
-    const int chunks = (K + CHUNK - 1) / CHUNK, tiles = (N + 15) / 16, first_tile = blockIdx.x * tiles_per_block;
-    const int slots = min(tiles_per_block, tiles - first_tile) * chunks, pair = threadIdx.x % 8;
-    for (int slot = threadIdx.x / 8; slot < slots; slot += blockDim.x / 8) {
-        const int tile = first_tile + slot / chunks, k0 = slot % chunks * CHUNK, n = min(CHUNK, K - k0);
-        const W* p = w + ((size_t)tile * K + k0) * 16 + 2 * pair;
-        float2 acc[T];
-        const float* xt[T];
+    const int chunks = (K + CHUNK - 1) / CHUNK, tile = blockIdx.x, halves = blockDim.x / 16, half = threadIdx.x / 16, r = threadIdx.x % 16;
+    const int token0 = blockIdx.y * T, tokens = min(T, all_tokens - token0);
+    uint8_t* ring = smem + half * (RING * STAGE<W, T>);
+    float* part = (float*)(smem + halves * (RING * STAGE<W, T>));  // [chunk][T][16]
+    const W* tile_w = w + (size_t)tile * K * 16;
+    x += (size_t)token0 * K;
+
+    // Pieces are counted through all chunks of this half-warp, 16 to a chunk; those past the end of K are empty.
+    const int pieces = (chunks - half + halves - 1) / halves * (CHUNK / PIECE);
+    auto first_k = [&](int piece) { return (half + piece / (CHUNK / PIECE) * halves) * CHUNK + piece % (CHUNK / PIECE) * PIECE; };
+    auto fetch_w = [&](int piece) {
+        const int k0 = first_k(piece), n = piece < pieces ? min(PIECE, K - k0) : 0;
+        uint8_t* to = ring + piece % RING * STAGE<W, T> + r * 16;
+        const uint8_t* from = (const uint8_t*)(tile_w + (size_t)k0 * 16) + r * 16;
 #pragma unroll
-        for (int t = 0; t < T; t++) acc[t] = make_float2(0.0f, 0.0f), xt[t] = x + (size_t)min(t, tokens - 1) * K + k0;
-        int k = 0;
-        constexpr int U = 16;
-        for (; k + U <= n; k += U) {
-            float2 v[U];
-#pragma unroll
-            for (int u = 0; u < U; u++) v[u] = two(p + (size_t)(k + u) * 16);
-#pragma unroll
-            for (int u = 0; u < U; u++)
-#pragma unroll
-                for (int t = 0; t < T; t++) {
-                    const float a = xt[t][k + u];
-                    acc[t].x = __fmaf_rn(v[u].x, a, acc[t].x), acc[t].y = __fmaf_rn(v[u].y, a, acc[t].y);
-                }
-        }
-        for (; k < n; k++) {
-            const float2 v = two(p + (size_t)k * 16);
-#pragma unroll
-            for (int t = 0; t < T; t++) acc[t].x = __fmaf_rn(v.x, xt[t][k], acc[t].x), acc[t].y = __fmaf_rn(v.y, xt[t][k], acc[t].y);
-        }
+        for (int i = 0; i < PIECE * (int)sizeof(W) / 16; i++)
+            if (i * 256 + r * 16 < n * 16 * (int)sizeof(W)) copy16(to + i * 256, from + i * 256);
+    };
+    auto fetch_x = [&](int piece) {
+        const int k0 = first_k(piece), n = piece < pieces ? min(PIECE, K - k0) : 0;
+        float* to = (float*)(ring + piece % RING * STAGE<W, T> + PIECE * 16 * sizeof(W));
 #pragma unroll
         for (int t = 0; t < T; t++)
-            if (t < tokens) *(float2*)(part + ((size_t)slot * tokens + t) * 16 + 2 * pair) = acc[t];
+#pragma unroll
+            for (int i = 0; i < PIECE; i += 16)
+                if (i + r < n) to[t * PIECE + i + r] = x[(size_t)min(t, tokens - 1) * K + k0 + i + r];
+    };
+    for (int p = 0; p < RING; p++) fetch_w(p), copy_commit();
+    wait_for_previous();
+    for (int p = 0; p < RING; p++) fetch_x(p);
+    // Both halves of a warp go round as often as the one with more to do.
+    const int rounds = __reduce_max_sync(~0u, pieces);
+    float acc[T];
+#pragma unroll 1
+    for (int p = 0; p < rounds; p++) {
+        if (p % (CHUNK / PIECE) == 0)
+#pragma unroll
+            for (int t = 0; t < T; t++) acc[t] = 0.0f;
+        copy_wait<RING - 1>();
+        __syncwarp();
+        const int n = p < pieces ? min(PIECE, K - first_k(p)) : 0;
+        const W* sw = (const W*)(ring + p % RING * STAGE<W, T>) + r;
+        const float* sx = (const float*)(ring + p % RING * STAGE<W, T> + PIECE * 16 * sizeof(W));
+        if (n == PIECE) {
+#pragma unroll
+            for (int k = 0; k < PIECE; k += 4) {
+                const float v[4] = {one(sw + k * 16), one(sw + k * 16 + 16), one(sw + k * 16 + 32), one(sw + k * 16 + 48)};
+#pragma unroll
+                for (int t = 0; t < T; t++) {
+                    const float4 a = *(const float4*)(sx + t * PIECE + k);
+                    acc[t] = __fmaf_rn(v[3], a.w, __fmaf_rn(v[2], a.z, __fmaf_rn(v[1], a.y, __fmaf_rn(v[0], a.x, acc[t]))));
+                }
+            }
+        } else {
+            for (int k = 0; k < n; k++)
+#pragma unroll
+                for (int t = 0; t < T; t++) acc[t] = __fmaf_rn(one(sw + k * 16), sx[t * PIECE + k], acc[t]);
+        }
+        __syncwarp();
+        fetch_w(p + RING);
+        copy_commit();
+        fetch_x(p + RING);
+        if (p < pieces && (p + 1) % (CHUNK / PIECE) == 0)
+#pragma unroll
+            for (int t = 0; t < T; t++) part[((half + p / (CHUNK / PIECE) * halves) * T + t) * 16 + r] = acc[t];
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < slots / chunks * tokens * 16; i += blockDim.x) {
-        const int tile = i / (tokens * 16), t = i / 16 % tokens, row = (first_tile + tile) * 16 + i % 16;
+    for (int i = threadIdx.x; i < tokens * 16; i += blockDim.x) {
+        const int t = i / 16, row = tile * 16 + i % 16;
         if (row >= N) continue;
-        const float* from = part + ((size_t)tile * chunks * tokens + t) * 16 + i % 16;
+        const float* from = part + t * 16 + i % 16;
         float sum = from[0];
-        for (int c = 1; c < chunks; c++) sum = __fadd_rn(sum, from[c * tokens * 16]);
-        y[(size_t)t * N + row] = sum;
+#pragma unroll 8
+        for (int c = 1; c < chunks; c++) sum = __fadd_rn(sum, from[c * T * 16]);
+        y[(size_t)(token0 + t) * N + row] = sum;
     }
 }
 
@@ -134,11 +176,20 @@ template <class W> __device__ __forceinline__ void decode_rows(const W* __restri
     y[(size_t)t * K + k] = v;
 }
 
-#define FLOAT_KERNELS(NAME, W)                                                                                                                                            \
-    extern "C" __global__ void gemv_1_##NAME(const W* w, const float* x, float* y, int N, int K, int tokens, int tpb) { gemv_rows<W, 1>(w, x, y, N, K, tokens, tpb); }    \
-    extern "C" __global__ void gemv_4_##NAME(const W* w, const float* x, float* y, int N, int K, int tokens, int tpb) { gemv_rows<W, 4>(w, x, y, N, K, tokens, tpb); }    \
-    extern "C" __global__ void __launch_bounds__(256) gemm_##NAME(const W* w, const float* x, float* y, int N, int K, int tokens) { gemm_tiles<W>(w, x, y, N, K, tokens); } \
-    extern "C" __global__ void decode_##NAME(const W* w, const int* ids, float* y, int N, int K) { decode_rows<W>(w, ids, y, N, K); }
+#define FLOAT_KERNELS(NAME, W)                                                                                          \
+    extern "C" __global__ void gemv_1_##NAME(const W* w, const float* x, float* y, int N, int K, int tokens) {          \
+        gemv_rows<W, 1>(w, x, y, N, K, tokens);                                                                         \
+    }                                                                                                                   \
+    extern "C" __global__ void gemv_4_##NAME(const W* w, const float* x, float* y, int N, int K, int tokens) {          \
+        gemv_rows<W, 4>(w, x, y, N, K, tokens);                                                                         \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(256)                                                                   \
+        gemm_##NAME(const W* w, const float* x, float* y, int N, int K, int tokens) {                                   \
+        gemm_tiles<W>(w, x, y, N, K, tokens);                                                                           \
+    }                                                                                                                   \
+    extern "C" __global__ void decode_##NAME(const W* w, const int* ids, float* y, int N, int K) {                      \
+        decode_rows<W>(w, ids, y, N, K);                                                                                \
+    }
 
 FLOAT_KERNELS(f32, float)
 FLOAT_KERNELS(f16, __half)

@@ -34,8 +34,8 @@ pub struct Product {
 #[derive(Debug)]
 enum Kernels {
     Quantised {
-        /// For 1, 2 to 4, 5 to 8, 9 to 16 columns.
-        few: [Few; 4],
+        /// For 1, 2 to 8, 9 to 16 columns.
+        few: [Few; 3],
         wide: Many,
         narrow: Many,
     },
@@ -128,10 +128,9 @@ impl Product {
             ty,
             kernels: Kernels::Quantised {
                 few: [
-                    few("gemv_1", ActsWay::Held)?,
-                    few("gemv_4", ActsWay::Held)?,
-                    few("gemv_8", ActsWay::Direct)?,
-                    few("gemv_16", ActsWay::Direct)?,
+                    few("gemv_1", ActsWay::of(ty, 1))?,
+                    few("gemv_8", ActsWay::of(ty, 8))?,
+                    few("gemv_16", ActsWay::of(ty, 16))?,
                 ],
                 wide: many("gemm_wide", ManyCut::wide(ty, compute))?,
                 narrow: many("gemm_narrow", ManyCut::narrow(ty))?,
@@ -204,9 +203,8 @@ impl Product {
         }
         let few = match columns {
             1 => &few[0],
-            2..=4 => &few[1],
-            5..=8 => &few[2],
-            _ => &few[3],
+            2..=8 => &few[1],
+            _ => &few[2],
         };
         let room = Room::of(stream.device().properties(), few.registers);
         let cut = FewCut::of(self.ty, w.tiles(), w.k(), columns, few.acts, &room);
@@ -313,9 +311,8 @@ impl Product {
         let all: Vec<(&'static str, &Kernel)> = match &self.kernels {
             Kernels::Quantised { few, wide, narrow } => vec![
                 ("1", &few[0].kernel),
-                ("4", &few[1].kernel),
-                ("8", &few[2].kernel),
-                ("16", &few[3].kernel),
+                ("8", &few[1].kernel),
+                ("16", &few[2].kernel),
                 ("narrow", &narrow.kernel),
                 ("wide", &wide.kernel),
             ],

@@ -23,7 +23,7 @@ impl Random {
 
     /// Below `n`.
     pub(super) fn below(&mut self, n: usize) -> usize {
-        ((self.bits() >> 32) * n as u64 >> 32) as usize
+        (((self.bits() >> 32) * n as u64) >> 32) as usize
     }
 
     /// In -1..1.

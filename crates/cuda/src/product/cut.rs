@@ -1,0 +1,338 @@
+//! How the kernels cut their work into thread blocks. Sizes that kernels have fixed are named as in `product.cuh`.
+
+use gguf::TensorType;
+use quant::product::CHUNK;
+
+use crate::device::Properties;
+
+/// Threads of a multiprocessor, on every device from 8.0 on at least.
+const THREADS_MAX: usize = 1536;
+
+/// Registers of a multiprocessor.
+const REGISTERS: usize = 65536;
+
+/// Shared memory that the driver keeps for itself, a thread block.
+const RESERVED_BYTES: usize = 1024;
+
+/// Bytes on the way that keep a multiprocessor's share of the memory busy.
+const WAY_BYTES: usize = 96 << 10;
+
+/// Tiles a multiprocessor that are many.
+const TILES_MANY: usize = 6;
+
+/// What a device has for a kernel.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Room {
+    pub(super) shared_bytes_block: usize,
+    pub(super) shared_bytes: usize,
+    pub(super) multiprocessors: usize,
+    /// A thread of the kernel.
+    pub(super) registers: usize,
+}
+
+impl Room {
+    pub(super) fn of(properties: &Properties, registers: usize) -> Self {
+        Self {
+            shared_bytes_block: properties.shared_bytes_block_max,
+            shared_bytes: properties.shared_bytes,
+            multiprocessors: properties.multiprocessors,
+            registers,
+        }
+    }
+
+    /// Thread blocks that a multiprocessor holds at once.
+    fn blocks(&self, warps: usize, shared_bytes: usize) -> usize {
+        let registers = self.registers.next_multiple_of(8) * 32 * warps;
+        (THREADS_MAX / (32 * warps))
+            .min(REGISTERS / registers.max(1))
+            .min(self.shared_bytes / (shared_bytes + RESERVED_BYTES))
+    }
+}
+
+/// `struct Gemm`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ManyCut {
+    pub(super) threads: usize,
+    pub(super) shared_bytes: usize,
+    rows: usize,
+    columns: usize,
+    /// How long an output takes, next to one of a wide thread block.
+    slowness: usize,
+}
+
+impl ManyCut {
+    pub(super) fn wide(ty: TensorType, compute: (u32, u32)) -> Self {
+        if compute >= (9, 0) {
+            Self::of(ty, (2, 4), (5, 4), 1)
+        } else {
+            Self::of(ty, (2, 4), (2, 2), 1)
+        }
+    }
+
+    pub(super) fn narrow(ty: TensorType) -> Self {
+        Self::of(ty, (4, 1), (1, 4), 2)
+    }
+
+    /// Warps a thread block, pieces of 16 rows and of 8 columns a warp.
+    fn of(ty: TensorType, warps: (usize, usize), pieces: (usize, usize), slowness: usize) -> Self {
+        let (tiles, groups) = (warps.0 * pieces.0, warps.1 * pieces.1);
+        let threads = 32 * warps.0 * warps.1;
+        let (len, block) = (ty.block_len(), ty.block_bytes() * 16);
+        let (ks, stages) = if len == 256 { (256, 2) } else { (64, 4) };
+        let blocks = ks / len;
+        let a = tiles * blocks * block;
+        let q = groups * ks / 32 * 256;
+        let d = groups * if len == 256 { 32 } else { blocks * 64 };
+        let sums = if meets_sums(ty) { groups * 256 } else { 0 };
+        let totals = threads * pieces.0 * pieces.1 * 16;
+        Self {
+            threads,
+            shared_bytes: stages * (a + q + d + sums) + totals + a / 16 * 4,
+            rows: 16 * tiles,
+            columns: 8 * groups,
+            slowness,
+        }
+    }
+
+    /// `gemm_tiles` in `product_float.cu`.
+    pub(super) fn float() -> Self {
+        Self {
+            threads: 256,
+            shared_bytes: 0,
+            rows: 64,
+            columns: 64,
+            slowness: 1,
+        }
+    }
+
+    pub(super) fn grid(&self, n: usize, columns: usize) -> [u32; 3] {
+        [
+            n.div_ceil(self.rows) as u32,
+            columns.div_ceil(self.columns) as u32,
+            1,
+        ]
+    }
+
+    /// What the busiest multiprocessor has to do: outputs, times their slowness.
+    pub(super) fn work(&self, n: usize, columns: usize, multiprocessors: usize) -> usize {
+        let blocks = n.div_ceil(self.rows) * columns.div_ceil(self.columns);
+        blocks.div_ceil(multiprocessors) * self.rows * self.columns * self.slowness
+    }
+}
+
+/// Whether a format of class `Block256` has minima or a bias, which meet sums of activations.
+fn meets_sums(ty: TensorType) -> bool {
+    use TensorType as T;
+    matches!(ty, T::Q2_K | T::Q3_K | T::Q4_K | T::Q5_K | T::Q6_K)
+}
+
+/// How activations reach the kernel for few columns: HELD of `gemv`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ActsWay {
+    /// Through shared memory.
+    Held,
+    /// From where they lie.
+    Direct,
+}
+
+impl ActsWay {
+    /// Of the kernel for up to so many columns.
+    pub(super) fn of(ty: TensorType, columns: usize) -> Self {
+        if columns == 1 && ty.block_len() == 32 {
+            Self::Held
+        } else {
+            Self::Direct
+        }
+    }
+}
+
+/// `struct Piece` and the shared memory of `gemv`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FewCut {
+    pub(super) tiles_per_block: usize,
+    pub(super) warps: usize,
+    pub(super) shared_bytes: usize,
+}
+
+impl FewCut {
+    /// Warps of a thread block at most.
+    const WARPS_MAX: usize = 16;
+
+    pub(super) fn of(
+        ty: TensorType,
+        tiles: usize,
+        k: usize,
+        columns: usize,
+        way: ActsWay,
+        room: &Room,
+    ) -> Self {
+        let chunks = k.div_ceil(CHUNK).max(1);
+        let ring = ring_bytes(ty);
+        let acts = match way {
+            ActsWay::Held => acts_bytes(ty, columns),
+            ActsWay::Direct => 0,
+        };
+        // Two tiles share the start and the end of a thread block; worth it where there are many, and one column to end.
+        let tiles_per_block = if columns == 1 && tiles >= TILES_MANY * room.multiprocessors {
+            2
+        } else {
+            1
+        };
+        // A warp takes every so many chunks. The fewer warps, the more thread blocks are held at once; what counts is that none
+        // begins when the others are nearly done, and that enough bytes are on the way.
+        let cut = |rounds: usize| {
+            let warps = chunks.div_ceil(rounds);
+            let held = if rounds > 1 { 2 } else { 1 };
+            Self {
+                tiles_per_block,
+                warps,
+                shared_bytes: warps * (ring + held * acts)
+                    + tiles_per_block * chunks * columns * 64,
+            }
+        };
+        let worth = |cut: &Self| {
+            let blocks = tiles.div_ceil(cut.tiles_per_block);
+            let held = room.blocks(cut.warps, cut.shared_bytes);
+            let once = held * room.multiprocessors;
+            if once == 0 || cut.shared_bytes > room.shared_bytes_block {
+                return 0.0;
+            }
+            let full = if blocks <= once {
+                1.0
+            } else {
+                blocks as f64 / (blocks.div_ceil(once) * once) as f64
+            };
+            full * (held * cut.warps * ring).min(WAY_BYTES) as f64
+        };
+        let least = chunks.div_ceil(Self::WARPS_MAX);
+        let mut best = cut(least);
+        for rounds in least + 1..=chunks {
+            let next = cut(rounds);
+            if worth(&next) > worth(&best) {
+                best = next;
+            }
+        }
+        best
+    }
+}
+
+/// Bytes of a warp's ring.
+fn ring_bytes(ty: TensorType) -> usize {
+    let blocks = match ty.block_len() {
+        256 => 1,
+        _ if ty.block_bytes() > 32 => 4,
+        _ => 8,
+    };
+    2 * blocks * ty.block_bytes() * 16
+}
+
+/// `struct ChunkActs`: bytes of the activations of 512 values.
+fn acts_bytes(ty: TensorType, columns: usize) -> usize {
+    let group = |columns: usize| {
+        let q = 16 * 32 * columns;
+        if ty.block_len() == 256 {
+            q + 2 * 32 + if meets_sums(ty) { 2 * 32 * columns } else { 0 }
+        } else {
+            q + 16 * columns.div_ceil(2) * 16
+        }
+    };
+    group(columns.min(8)) + if columns > 8 { group(columns - 8) } else { 0 }
+}
+
+/// The shared memory of `gemv_rows` in `product_float.cu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FloatCut {
+    pub(super) threads: usize,
+    pub(super) shared_bytes: usize,
+}
+
+impl FloatCut {
+    /// Half-warps of a thread block at most.
+    const HALVES_MAX: usize = 8;
+
+    /// For kernels that take `wide` tokens.
+    pub(super) fn of(ty: TensorType, k: usize, wide: usize) -> Self {
+        let chunks = k.div_ceil(CHUNK).max(1);
+        let rounds = chunks.div_ceil(Self::HALVES_MAX);
+        let halves = chunks.div_ceil(rounds).next_multiple_of(2);
+        let stage = 32 * (16 * ty.block_bytes() + wide * 4);
+        Self {
+            threads: halves * 16,
+            shared_bytes: halves * 4 * stage + chunks * wide * 64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quant::formats::{self, Class};
+
+    /// Devices: of 9.0, and the least of those from 8.0 on (8.6, 8.9).
+    const ROOMS: [((u32, u32), Room); 2] = [
+        (
+            (9, 0),
+            Room {
+                shared_bytes_block: 232_448,
+                shared_bytes: 233_472,
+                multiprocessors: 132,
+                registers: 128,
+            },
+        ),
+        (
+            (8, 0),
+            Room {
+                shared_bytes_block: 101_376,
+                shared_bytes: 102_400,
+                multiprocessors: 20,
+                registers: 128,
+            },
+        ),
+    ];
+
+    #[test]
+    fn every_format_fits_every_device() {
+        for &ty in formats::supported() {
+            for (compute, room) in ROOMS {
+                for k in [256, 512, 2048, 5120, 13824, 28672] {
+                    if formats::class(ty) == Some(Class::Float) {
+                        for wide in [1, 4] {
+                            let cut = FloatCut::of(ty, k, wide);
+                            assert!(
+                                cut.shared_bytes <= room.shared_bytes_block,
+                                "{} {k}: {cut:?}",
+                                ty.name()
+                            );
+                            assert!(cut.threads.is_multiple_of(32) && cut.threads <= 256);
+                        }
+                        continue;
+                    }
+                    for columns in 1..=16 {
+                        let way = ActsWay::of(ty, columns);
+                        let cut = FewCut::of(ty, 320, k, columns, way, &room);
+                        assert!(
+                            room.blocks(cut.warps, cut.shared_bytes) > 0,
+                            "{} {k} {columns}: {cut:?}",
+                            ty.name()
+                        );
+                        assert!(
+                            cut.shared_bytes <= room.shared_bytes_block,
+                            "{} {k} {columns}: {cut:?}",
+                            ty.name()
+                        );
+                        assert!((1..=FewCut::WARPS_MAX).contains(&cut.warps));
+                    }
+                }
+                if formats::class(ty) != Some(Class::Float) {
+                    for many in [ManyCut::wide(ty, compute), ManyCut::narrow(ty)] {
+                        assert!(
+                            many.shared_bytes <= room.shared_bytes_block,
+                            "{}: {many:?}",
+                            ty.name()
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

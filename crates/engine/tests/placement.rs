@@ -17,7 +17,7 @@ use cpu::Isa;
 use cpu::attention::GROUP;
 use engine::eval::LogitsHash;
 use engine::model::{LoadOptions, Model};
-use engine::session::{BLOCK_CELLS, KvType, Session, SessionOptions, Wanted};
+use engine::session::{BLOCK_CELLS, KvType, Placing, Session, SessionOptions, Wanted};
 
 /// Models take all cores, one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -101,7 +101,12 @@ impl<'a> Same<'a> {
 
     /// A run that ends after `n` positions.
     fn run_short(&mut self, model: &Model, cut: Cut, n: usize) {
-        let mut found = self.digests(model, cut, n);
+        self.run_placed(model, cut, n, Placing::RESIDENT);
+    }
+
+    /// The same with cells in host memory.
+    fn run_placed(&mut self, model: &Model, cut: Cut, n: usize, placing: Placing) {
+        let mut found = self.digests(model, cut, n, placing);
         self.runs += 1;
         let common = found.len().min(self.expected.len());
         // A digest is of all positions up to its own, so the last one tells.
@@ -109,13 +114,14 @@ impl<'a> Same<'a> {
             let (isa, threads) = (model.isa(), model.threads());
             let at = (0..common).find(|&i| found[i] != self.expected[i]);
             let at = self.first + at.expect("one differs");
-            let run = format!("{isa}, {threads} threads, {cut:?}, from position {at} on");
+            let run =
+                format!("{isa}, {threads} threads, {cut:?}, {placing:?}, from position {at} on");
             self.differ.push(run);
         }
         self.expected.extend(found.drain(common..));
     }
 
-    fn digests(&self, model: &Model, cut: Cut, n: usize) -> Vec<String> {
+    fn digests(&self, model: &Model, cut: Cut, n: usize, placing: Placing) -> Vec<String> {
         let options = SessionOptions {
             n_ctx: self.tokens.len(),
             type_k: self.kv,
@@ -124,6 +130,7 @@ impl<'a> Same<'a> {
                 Cut::Ubatch(n) => n,
                 Cut::Decode => 512,
             },
+            placing,
             ..SessionOptions::for_model(model.config())
         };
         let mut session = Session::new(model, &options).expect("a session");
@@ -151,6 +158,9 @@ impl<'a> Same<'a> {
             }
         }
         assert_eq!(digests.len(), after.len());
+        let spilled = session.spread().host_bytes > 0;
+        let blocks = (self.first + after.len()).div_ceil(BLOCK_CELLS);
+        assert_eq!(spilled, placing.window_blocks.is_some_and(|w| w < blocks));
         digests
     }
 
@@ -283,6 +293,60 @@ fn smollm2_is_the_same_over_a_long_past() {
         same.run(&model, Cut::Ubatch(512));
     }
     same.check();
+}
+
+/// Windows of one, two and four blocks with all beyond in host memory; rings of 1, 2 and 8 slots; nothing, a third and all of the tail
+/// attended by the CPU; prompts cut so that chunks cross blocks.
+fn placed_anywhere(name: &str, reference: &str, kvs: &[KvType], groups: usize, n_last: usize) {
+    let _alone = alone();
+    let path = common::model_path(name);
+    let model = load(&path, Isa::best(), 2);
+    let past = groups * GROUP * BLOCK_CELLS + 300;
+    let tokens = tokens(reference, past + n_last);
+    for &kv in kvs {
+        let mut same = Same::new(name, &tokens, past, kv);
+        same.run(&model, Cut::Decode);
+        for (window, slots, share) in [
+            (1, 1, 0.0),
+            (1, 8, 1.0),
+            (2, 2, 0.3),
+            (4, 8, 0.0),
+            (4, 1, 1.0),
+            (past.div_ceil(BLOCK_CELLS) - 1, 2, 0.3),
+        ] {
+            let placing = Placing {
+                window_blocks: Some(window),
+                tail_blocks: 100,
+                staging_slots: slots,
+                kv_share: share,
+            };
+            let cut = if slots == 2 {
+                Cut::Ubatch(200)
+            } else {
+                Cut::Decode
+            };
+            same.run_placed(&model, cut, n_last, placing);
+        }
+        same.check();
+    }
+}
+
+#[test]
+fn smollm2_is_the_same_wherever_its_cells_are() {
+    let kvs = [KvType::F16, KvType::Q4_0];
+    placed_anywhere("smollm2", "smollm2-135m-instruct.q4_1", &kvs, 2, 24);
+}
+
+/// Most of its layers have a window, whose rings are never spilled.
+#[test]
+fn gemma3_is_the_same_wherever_its_cells_are() {
+    placed_anywhere("gemma3-270m", "gemma-3-270m.q4_k_m", &[KvType::F16], 1, 12);
+}
+
+#[test]
+fn qwen2_is_the_same_wherever_its_cells_are() {
+    let kvs = [KvType::Q8_0];
+    placed_anywhere("qwen2.5-0.5b", "qwen2.5-0.5b-instruct.q4_k_m", &kvs, 1, 8);
 }
 
 /// A small model with several tensor types, odd sizes and a text of more than a block: everything, the plain

@@ -2,6 +2,8 @@
 //!
 //! The same flag has the same name, default and unit wherever it appears; the README has them all in one table.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 use place::bytes::KvType;
 use place::cost::SpillModel;
@@ -315,6 +317,9 @@ pub struct GenerationFlags {
     /// A system message before the conversation
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
+    /// Keep the context in a file: continue from it if it exists, and write it at the end
+    #[arg(long, value_name = "FILE")]
+    pub session: Option<PathBuf>,
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod commands;
 mod failure;
 mod flags;
 mod interrupt;
+mod kept;
 mod output;
 mod profiles;
 mod progress;

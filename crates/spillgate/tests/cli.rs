@@ -351,7 +351,7 @@ fn a_text_that_repeats_itself_perplexes_less() {
             path(&model),
             "-f",
             path(&file),
-            "--window",
+            "--chunk",
             "64",
             "--json",
         ];
@@ -508,4 +508,172 @@ fn an_interrupted_search_prints_what_it_has() {
     assert_eq!(first[..2], ["task", "niah_single_1"], "{table}");
     assert_eq!(first.last(), Some(&"mean"), "{table}");
     assert!(!table.contains("niah_multiquery"), "{table}");
+}
+
+/// A run whose context is kept in a file.
+fn with_session(model: &Path, file: &Path, prompt: &str, more: &[&str]) -> std::process::Output {
+    let base = [
+        "run",
+        path(model),
+        "--raw",
+        prompt,
+        "-n",
+        "4",
+        "--temp",
+        "0",
+        "--json",
+    ];
+    let session = ["--session", path(file)];
+    spillgate(&[&base[..], &session, more].concat())
+}
+
+#[test]
+fn a_context_is_kept_in_a_file() {
+    let Some(model) = smollm2("a_context_is_kept_in_a_file") else {
+        return;
+    };
+    let dir = tempfile::TempDir::new().unwrap();
+    let file = dir.path().join("context.kv");
+    let prompt = "The quick brown fox jumps over the lazy dog. ".repeat(40);
+    let whole = format!("{prompt}And then the dog");
+    let first = json(&stdout(&with_session(&model, &file, &prompt, &[])));
+    assert_eq!(first["reused_tokens"], 0);
+    let alone = json(&stdout(&with_session(
+        &model,
+        &dir.path().join("other.kv"),
+        &whole,
+        &[],
+    )));
+    // The same answer, less work; also where most of the cells come back to host memory.
+    let sound = std::fs::read(&file).unwrap();
+    for more in [&[][..], &["--window", "256"]] {
+        std::fs::write(&file, &sound).unwrap();
+        let next = json(&stdout(&with_session(&model, &file, &whole, more)));
+        assert_eq!(next["text"], alone["text"], "{more:?}");
+        let kept = next["reused_tokens"].as_u64().unwrap();
+        assert!(
+            kept > 350 && next["prompt_tokens"].as_u64().unwrap() < 20,
+            "{next}"
+        );
+    }
+    let refused = |more: &[&str], says: &str| {
+        let output = with_session(&model, &file, &whole, more);
+        assert_eq!(output.status.code(), Some(1), "{more:?}");
+        assert!(stderr(&output).contains(says), "{}", stderr(&output));
+    };
+    refused(&["--cache-type-k", "q8_0"], "is of another cache type");
+    let mut bad = sound.clone();
+    bad[sound.len() / 3] ^= 4;
+    std::fs::write(&file, &bad).unwrap();
+    refused(&[], "is no sound session file: its digest does not match");
+    assert_eq!(std::fs::read(&file).unwrap(), bad, "left as it was");
+}
+
+/// Whenever a run is killed, the file is the one from before or the new one.
+#[test]
+#[cfg(unix)]
+fn a_kept_context_survives_a_kill() {
+    let Some(model) = smollm2("a_kept_context_survives_a_kill") else {
+        return;
+    };
+    let dir = tempfile::TempDir::new().unwrap();
+    let file = dir.path().join("context.kv");
+    let prompt = "One two three four five six seven eight nine ten. ".repeat(30);
+    let begun = std::time::Instant::now();
+    stdout(&with_session(&model, &file, &prompt, &[]));
+    let whole = begun.elapsed();
+    let (mut old, mut new) = (0, 0);
+    let rounds = 16;
+    for round in 0..rounds {
+        let before = std::fs::read(&file).unwrap();
+        let longer = format!("{prompt}{}", "And more. ".repeat(round + 1));
+        let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_spillgate"))
+            .args([
+                "run",
+                path(&model),
+                "--raw",
+                &longer,
+                "-n",
+                "1",
+                "--temp",
+                "0",
+            ])
+            .args(["--session", path(&file)])
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        // The last ones end by themselves.
+        std::thread::sleep(whole * round as u32 / (rounds as u32 - 4));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let after = std::fs::read(&file).unwrap();
+        if after == before {
+            old += 1;
+        } else {
+            new += 1;
+        }
+        let next = with_session(&model, &file, &prompt, &[]);
+        assert!(next.status.success(), "round {round}: {}", stderr(&next));
+        let kept = json(&stdout(&next))["reused_tokens"].as_u64().unwrap();
+        assert!(kept > 200, "round {round}: {kept} tokens kept");
+    }
+    assert!(old > 0, "one was killed in time");
+    assert!(new > 0, "one was not");
+}
+
+/// From outside: the same bytes wherever cells are.
+#[test]
+fn logits_are_the_same_wherever_cells_are() {
+    let Some(model) = smollm2("logits_are_the_same_wherever_cells_are") else {
+        return;
+    };
+    let dir = tempfile::TempDir::new().unwrap();
+    let ids = dir.path().join("ids.txt");
+    let tokens: Vec<String> = (0..1300)
+        .map(|i| (i * i % 4001 + 300).to_string())
+        .collect();
+    std::fs::write(&ids, tokens.join(" ")).unwrap();
+    let hash = |more: &[&str]| {
+        let base = [
+            "eval",
+            "logits",
+            path(&model),
+            "--hash",
+            "--tokens",
+            path(&ids),
+        ];
+        let out = stdout(&spillgate(&[&base[..], more].concat()));
+        out.lines().last().unwrap().to_owned()
+    };
+    let resident = hash(&[]);
+    assert_eq!(resident.len(), 64);
+    for placed in [
+        &["--window", "256", "--staging", "1"][..],
+        &["--window", "512", "--ubatch", "100", "--kv-share", "0"],
+        &["--device-mem", "135", "--spill", "auto"],
+        &[
+            "--by-token",
+            "--window",
+            "256",
+            "--kv-share",
+            "0.3",
+            "--staging",
+            "2",
+        ],
+    ] {
+        assert_eq!(hash(placed), resident, "{placed:?}");
+    }
+    let off = ["--window", "256", "--spill", "off"];
+    let base = [
+        "eval",
+        "logits",
+        path(&model),
+        "--hash",
+        "--tokens",
+        path(&ids),
+    ];
+    let output = spillgate(&[&base[..], &off].concat());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("error: "), "{}", stderr(&output));
 }

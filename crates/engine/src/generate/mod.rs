@@ -6,12 +6,13 @@
 pub mod memory;
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use crate::sampler::{Sampler, SamplerError};
-use crate::session::{Session, Wanted};
+use crate::session::{Session, SessionFileError, Wanted};
 use crate::stop::{Step, StopError, StopReason, Stopper};
 use crate::tokenizer::{DecodeOptions, Detokenizer, Tokenizer, TokenizerError};
 
@@ -82,6 +83,34 @@ impl Decoder for Session<'_> {
 
     fn truncate(&mut self, n: usize) -> usize {
         Session::truncate(self, n)
+    }
+}
+
+impl Generator<'_, Session<'_>> {
+    /// Writes the cells of what is held to a file, in place of an older one.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn save(&self, path: &Path) -> Result<(), SessionFileError> {
+        self.decoder.save(&self.held, path)
+    }
+
+    /// Holds what a file holds. Returns the number of tokens.
+    ///
+    /// # Errors
+    /// If the file is damaged, of another model or cache type, or has no room.
+    pub fn restore(&mut self, path: &Path) -> Result<usize, SessionFileError> {
+        match self.decoder.restore(path) {
+            Ok(tokens) => {
+                self.held = tokens;
+                Ok(self.held.len())
+            }
+            Err(error) => {
+                // Nothing is left if memory ran out.
+                self.held.truncate(self.decoder.n_past());
+                Err(error)
+            }
+        }
     }
 }
 

@@ -493,6 +493,42 @@ impl Planner<'_> {
 
     fn why_nothing(&self, tiers: &[Considered]) -> String {
         let Considered { needs, plan, .. } = &tiers[tiers.len() - 1];
+        let window = split::window_blocks(self.request, needs);
+        let outside = (needs.kv.full_blocks - window).saturating_mul(needs.kv.full_slab);
+        let allowed = match self.request.spill {
+            Spill::Off => 0,
+            Spill::Auto => u64::MAX,
+            Spill::Mib(mib) => mib.saturating_mul(MIB),
+        };
+        if outside > allowed {
+            return format!(
+                "a window of {} cells leaves {} MiB of KV outside with {}, {} may be there",
+                window * BLOCK_CELLS,
+                mib(outside),
+                plan.tier(),
+                mib(allowed),
+            );
+        }
+        // What must be in fast memory whatever is spilled.
+        let weights = needs.dense.saturating_add(needs.experts);
+        let least = needs
+            .fixed()
+            .saturating_add(weights)
+            .saturating_add(needs.staging)
+            .saturating_add(needs.blocks_min.saturating_mul(needs.kv.full_slab));
+        let on_device = self.memory.place != Place::Host;
+        if on_device && !self.request.spill_weights && least > self.memory.fast_bytes {
+            return format!(
+                "weights ({} MiB), work space and staging ({} MiB) and {} blocks of KV ({} MiB) need {} MiB of device memory with {}, {} available",
+                mib(weights),
+                mib(needs.fixed() + needs.staging),
+                needs.blocks_min,
+                mib(needs.blocks_min.saturating_mul(needs.kv.full_slab)),
+                mib(least),
+                plan.tier(),
+                self.memory.fast_bytes / MIB,
+            );
+        }
         let needed = needs.resident().saturating_add(needs.embedding_host);
         let available = self
             .memory

@@ -18,7 +18,7 @@ use crate::flags::{ContextFlags, GenerationFlags, MachineFlags, SamplingFlags};
 use crate::output::{print, println};
 use crate::prompt::Chat;
 use crate::settings::Need;
-use crate::{interrupt, settings};
+use crate::{interrupt, kept, settings};
 
 const HELP: &str = "\
 /help    this list
@@ -63,6 +63,7 @@ pub fn run(args: &ChatArgs, common: &Common) -> Result<()> {
     let (session, _) = loaded.session()?;
     let n_ctx = session.n_ctx();
     let mut generator = Generator::new(session, &loaded.tokenizer);
+    kept::restore(&mut generator, args.generation.session.as_deref())?;
 
     let mut editor = DefaultEditor::new().context("cannot edit lines here")?;
     let history = history_file();
@@ -152,7 +153,7 @@ pub fn run(args: &ChatArgs, common: &Common) -> Result<()> {
         }
         chat.answered(&generated.text);
     }
-    Ok(())
+    kept::save(&generator, args.generation.session.as_deref())
 }
 
 /// Where typed lines are remembered: beside the models.

@@ -18,7 +18,7 @@ use crate::flags::{ContextFlags, GenerationFlags, MachineFlags, SamplingFlags};
 use crate::output::{human_bytes, print, print_json};
 use crate::prompt::Chat;
 use crate::settings::Need;
-use crate::{interrupt, settings};
+use crate::{interrupt, kept, settings};
 
 /// Answers one prompt
 ///
@@ -126,6 +126,7 @@ pub fn run(args: &RunArgs, common: &Common) -> Result<()> {
 
     let (session, memory) = loaded.session()?;
     let mut generator = Generator::new(session, &loaded.tokenizer);
+    kept::restore(&mut generator, args.generation.session.as_deref())?;
     let request = Request {
         prompt: &tokens,
         tokens_max: args.generation.predict,
@@ -147,6 +148,7 @@ pub fn run(args: &RunArgs, common: &Common) -> Result<()> {
     if let Some(error) = closed {
         return Err(error);
     }
+    kept::save(&generator, args.generation.session.as_deref())?;
     let figures = Figures::new(&generated);
     if common.json {
         print_json(&Answer {

@@ -17,7 +17,7 @@ use crate::settings;
 
 /// Prints the perplexity of a text file
 ///
-/// The text is cut into windows; the second half of each is scored, the first half gives context.
+/// The text is cut into chunks; the second half of each is scored, the first half gives context.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -28,9 +28,9 @@ pub struct PplArgs {
     /// The text
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
-    /// Tokens of a window
+    /// Tokens of a chunk
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
-    window: usize,
+    chunk: usize,
     #[command(flatten)]
     context: ContextFlags,
     #[command(flatten)]
@@ -43,7 +43,7 @@ struct Ppl {
     standard_error: f64,
     mean_nll: f64,
     tokens: usize,
-    windows: usize,
+    chunks: usize,
     memory: Taken,
 }
 
@@ -62,7 +62,7 @@ pub fn run(args: &PplArgs, common: &Common) -> Result<()> {
         },
     )?;
     // A model that expects BOS gets it at the start of every window, in a place of its own.
-    let cells = args.window.saturating_sub(usize::from(bos.is_some()));
+    let cells = args.chunk.saturating_sub(usize::from(bos.is_some()));
     let windows = windows(ids.len(), cells)?;
     let shift = usize::from(bos.is_some());
     let texts: Vec<Vec<u32>> = windows
@@ -91,14 +91,14 @@ pub fn run(args: &PplArgs, common: &Common) -> Result<()> {
         standard_error,
         mean_nll: score.mean_nll(),
         tokens: score.tokens(),
-        windows: windows.len(),
+        chunks: windows.len(),
         memory,
     };
     if common.json {
         return print_json(&ppl);
     }
     println(&format!(
-        "perplexity {perplexity:.4} +- {standard_error:.4} over {} tokens in {} windows",
-        ppl.tokens, ppl.windows
+        "perplexity {perplexity:.4} +- {standard_error:.4} over {} tokens in {} chunks",
+        ppl.tokens, ppl.chunks
     ))
 }

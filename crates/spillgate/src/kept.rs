@@ -1,0 +1,32 @@
+//! The file that a context is kept in between runs.
+
+use std::path::Path;
+
+use anyhow::Result;
+use engine::generate::Generator;
+use engine::session::{Session, SessionFileError};
+
+use crate::failure::Advised;
+
+/// Continues from a file, if one is asked for and exists.
+pub fn restore(generator: &mut Generator<'_, Session<'_>>, path: Option<&Path>) -> Result<()> {
+    let Some(path) = path.filter(|path| path.exists()) else {
+        return Ok(());
+    };
+    match generator.restore(path) {
+        Ok(tokens) => {
+            tracing::info!("{}: {tokens} tokens of context", path.display());
+            Ok(())
+        }
+        Err(error @ (SessionFileError::Damaged { .. } | SessionFileError::Foreign { .. })) => {
+            let hint = "--session takes another file, or remove this one to begin anew";
+            Err(Advised::new(error.to_string(), hint).into())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Writes the context to a file, if one is asked for.
+pub fn save(generator: &Generator<'_, Session<'_>>, path: Option<&Path>) -> Result<()> {
+    path.map_or(Ok(()), |path| Ok(generator.save(path)?))
+}

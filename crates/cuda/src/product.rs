@@ -15,7 +15,7 @@ use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
 use crate::stream::Stream;
 use crate::weights::Weights;
-use cut::{ActsWay, FewCut, FloatCut, ManyCut, Room};
+use cut::{ActsWay, FewCut, FloatCut, ManyCut, Room, TILES_PER_BLOCK};
 
 /// Columns that the kernels for few take.
 pub const FEW_MAX: usize = 16;
@@ -210,8 +210,8 @@ impl Product {
         let cut = FewCut::of(self.ty, w.tiles(), w.k(), columns, few.acts, &room);
         let over = cut.shared_bytes.saturating_sub(room.shared_bytes_block);
         length(OP, "bytes of shared memory over the limit", over, 0)?;
-        args.push((cut.tiles_per_block as i32).into());
-        let launch = Launch::new(w.tiles().div_ceil(cut.tiles_per_block), cut.warps * 32)
+        args.push((TILES_PER_BLOCK as i32).into());
+        let launch = Launch::new(w.tiles().div_ceil(TILES_PER_BLOCK), cut.warps * 32)
             .shared(cut.shared_bytes)
             .start(start);
         // SAFETY: the arguments are those of `gemv_*`; the lengths of all buffers were checked.

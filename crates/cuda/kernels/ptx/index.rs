@@ -1,2 +1,24 @@
 // Written by `xtask ptx`.
-const ALL: &[Compiled] = compiled! {};
+const ALL: &[Compiled] = compiled! {
+    "acts"
+    "product_float"
+    "product_iq2_s"
+    "product_iq2_xs"
+    "product_iq2_xxs"
+    "product_iq3_s"
+    "product_iq3_xxs"
+    "product_iq4_nl"
+    "product_iq4_xs"
+    "product_mxfp4"
+    "product_q2_k"
+    "product_q3_k"
+    "product_q4_0"
+    "product_q4_1"
+    "product_q4_k"
+    "product_q5_0"
+    "product_q5_1"
+    "product_q5_k"
+    "product_q6_k"
+    "product_q8_0"
+    "read"
+};

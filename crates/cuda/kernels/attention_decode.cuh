@@ -7,10 +7,10 @@
 //   weights  m = max s, e = exp(s - m), l = sum of e in 16 lanes
 //   o        four segments of 64 cells, each from +0, added in order
 //
-// Two ways, the same bits. Both stream K and V through rings in shared memory, one a warp, by asynchronous copies that run ahead across
-// items, so that memory is kept busy while others compute.
+// Two ways, the same bits:
 //
-//   many   enough blocks: a warp does a block for G heads. In scores a lane has 8 cells of every head, in weighted sums 8 values: each
+//   many   enough blocks: a warp does a block for G heads. K and V stream through rings in shared memory, one a warp, by asynchronous copies
+//          that run ahead across items, so that memory is kept busy while others compute. In scores a lane has 8 cells of every head, in weighted sums 8 values: each
 //          value read serves all heads, each broadcast of q or a weight serves 8 values. (Broadcasts bind: a vector of 4 takes as long to
 //          come back from shared memory as 4 words, though all lanes read one place.)
 //   few    else: four warps do a block for one head, a warp a panel of 64 cells, so that latencies are short.
@@ -27,8 +27,8 @@ constexpr int WARPS = 4, THREADS = 32 * WARPS;
 constexpr int STAGE_CODES = 4096, STAGE_SCALES = 512, STAGE = STAGE_CODES + STAGE_SCALES;
 
 // Thread blocks that a multiprocessor is to hold, and stages a ring: the wrapper has the same rules.
-__host__ __device__ constexpr int blocks_a_multiprocessor(int g) { return g <= 5 ? 3 : 2; }
-__host__ __device__ constexpr int ring(int g) { return g <= 5 ? 3 : 4; }
+__host__ __device__ constexpr int blocks_a_multiprocessor(int g) { return g <= 5 ? 4 : 3; }
+__host__ __device__ constexpr int ring(int g) { return 2; }
 
 struct Args {
     const float* q;
@@ -163,7 +163,7 @@ __device__ __forceinline__ void attend_any(const Args& a) {
     let_next_start();
     // Up to two rounds of one head apiece are faster than one of G.
     if ((long long)*a.count * a.heads_kv * a.gqa <= 2 * gridDim.x) {
-        few::attend<8 / S, ring(G) * 2>(a, shared);
+        few::attend<8 / S>(a, shared);
     } else {
         many::attend<G, S>(a, shared);
     }

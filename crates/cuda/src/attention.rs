@@ -94,7 +94,7 @@ impl Attention {
         attend.allow_shared(shared_bytes)?;
         let properties = device.properties();
         // As `blocks_a_multiprocessor` in the kernels' source.
-        let by_registers = if together <= 5 { 3 } else { 2 };
+        let by_registers = if together <= 5 { 4 } else { 3 };
         let by_shared = properties.shared_bytes / (shared_bytes + SHARED_RESERVED);
         let others = Module::load_for(device, "attention", compute)?;
         Ok(Self {
@@ -294,12 +294,11 @@ impl Attention {
     }
 }
 
-/// Bytes of dynamic shared memory of the decode kernel: rings, and beside them the larger of what its two ways take.
+/// Bytes of dynamic shared memory of the decode kernel: the larger of what its two ways take.
 fn shared_bytes(together: usize, shape: &KvShape) -> usize {
-    let stages = if together <= 5 { 3 } else { 4 };
-    let many = 4 * together * CELLS * 4;
+    let many = 4 * (2 * STAGE_BYTES + together * CELLS * 4);
     let few = 4 * (shape.c_k + CELLS + 4 * shape.c_v + 4 + 1);
-    4 * stages * STAGE_BYTES + many.max(few.next_multiple_of(16))
+    many.max(few)
 }
 
 fn int(n: usize) -> Arg {

@@ -162,9 +162,8 @@ __device__ __forceinline__ void attend(const Args& a, uint8_t* shared) {
         const cache::Block block = a.blocks[at.block];
         const cache::Range seen = cache::visible(block, position, a.window);
         const int lo = max(seen.lo - panel * PANEL, 0), hi = min(seen.hi - panel * PANEL, PANEL);
-        const uint8_t* base = (const uint8_t*)__cvta_global_to_generic(block.address);  // so that loads are known to be of global memory
-        const uint8_t* of_k = base + (size_t)at.head * 4 * (k_codes + k_scales);
-        const uint8_t* of_v = base + (size_t)a.heads_kv * 4 * (k_codes + k_scales) + (size_t)at.head * 4 * (v_codes + v_scales);
+        const uint8_t* of_k = (const uint8_t*)block.address + (size_t)at.head * 4 * (k_codes + k_scales);
+        const uint8_t* of_v = (const uint8_t*)block.address + (size_t)a.heads_kv * 4 * (k_codes + k_scales) + (size_t)at.head * 4 * (v_codes + v_scales);
         const uint8_t *k = of_k + 4 * k_scales + panel * k_codes, *k_s = of_k + panel * k_scales, *v = of_v + 4 * v_scales + panel * v_codes, *v_s = of_v + panel * v_scales;
         if (lo < hi) fetch(k, k_codes), fetch(k_s, k_scales), fetch(v, v_codes), fetch(v_s, v_scales);
         if (is_new) {

@@ -9,11 +9,11 @@
 //
 // Two ways, the same bits:
 //
-//   many   enough blocks: a warp does a block for G heads. K and V stream through rings in shared memory, one a warp, by asynchronous copies
-//          that run ahead across items, so that memory is kept busy while others compute. In scores a lane has 8 cells of every head, in weighted sums 8 values: each
-//          value read serves all heads, each broadcast of q or a weight serves 8 values. (Broadcasts bind: a vector of 4 takes as long to
-//          come back from shared memory as 4 words, though all lanes read one place.)
-//   few    else: four warps do a block for one head, a warp a panel of 64 cells, so that latencies are short.
+//   many   enough blocks: four warps do a block for G heads
+//   few    else: four warps do a block for one head, so that latencies are short
+//
+// Measured on an H200 (40 query heads, 8 KV heads of 128, f16, 65536 cells): a warp a block instead of four, 8 cells and 8 values a lane, with
+// half the reads of shared memory, was no faster there, and at 16384 cells much slower: too few warps, too long a chain each.
 #pragma once
 #include "attention_cache.cuh"
 #include "math.cuh"
@@ -24,11 +24,9 @@ using cache::CELLS;
 using cache::PANEL;
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
-constexpr int STAGE_CODES = 4096, STAGE_SCALES = 512, STAGE = STAGE_CODES + STAGE_SCALES;
 
-// Thread blocks that a multiprocessor is to hold, and stages a ring: the wrapper has the same rules.
-__host__ __device__ constexpr int blocks_a_multiprocessor(int g) { return g <= 5 ? 4 : 3; }
-__host__ __device__ constexpr int ring(int g) { return 2; }
+// Thread blocks that a multiprocessor's registers are to hold; the wrapper has the same rule.
+__host__ __device__ constexpr int blocks_a_multiprocessor(int g, int w) { return g * w <= 28 ? 4 : 3; }
 
 struct Args {
     const float* q;
@@ -156,28 +154,27 @@ __device__ __forceinline__ Place place(unsigned number, unsigned workers, int bl
 
 namespace decode {
 
-template <int G, int S>
+template <int G, int W>
 __device__ __forceinline__ void attend_any(const Args& a) {
     extern __shared__ __align__(16) uint8_t shared[];
     wait_for_previous();
     let_next_start();
-    // Up to two rounds of one head apiece are faster than one of G.
-    if ((long long)*a.count * a.heads_kv * a.gqa <= 2 * gridDim.x) {
-        few::attend<8 / S>(a, shared);
+    if ((long long)*a.count * a.heads_kv * a.gqa <= gridDim.x) {
+        few::attend<W>(a, shared);
     } else {
-        many::attend<G, S>(a, shared);
+        many::attend<G, W>(a, shared);
     }
 }
 
 }  // namespace decode
 
-// Kernels for G query heads at a time, by the segments of 64 cells of V that a warp adds up side by side: 4 up to C_v = 64, 2 up to 128, 1
-// up to 256 (there up to 4 heads).
-#define ATTEND_KERNEL(G, S)                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(decode::THREADS, decode::blocks_a_multiprocessor(G))                            \
-        attend_s##S(const float* q, const cache::Block* blocks, const unsigned* count, const unsigned* position, float* partials, \
+// Kernels for G query heads at a time, by the values a lane has of a cell's V: 2 up to C_v = 64, 4 up to 128, 8 up to 256 (there up to 4
+// heads).
+#define ATTEND_KERNEL(G, W)                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(decode::THREADS, decode::blocks_a_multiprocessor(G, W))                         \
+        attend_w##W(const float* q, const cache::Block* blocks, const unsigned* count, const unsigned* position, float* partials, \
                     unsigned capacity, int heads_kv, int gqa, int c_k, int c_v, int type_k, int type_v, float scale, float soft_cap, \
                     int window) {                                                                                                \
-        decode::attend_any<G, S>({q, blocks, count, position, partials, capacity, heads_kv, gqa, c_k, c_v, type_k, type_v, scale, \
+        decode::attend_any<G, W>({q, blocks, count, position, partials, capacity, heads_kv, gqa, c_k, c_v, type_k, type_v, scale, \
                                   soft_cap, window});                                                                            \
     }

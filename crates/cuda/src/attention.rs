@@ -25,9 +25,9 @@ fn heads_max(c_v: usize) -> usize {
     if c_v > 128 { 4 } else { 8 }
 }
 
-/// Threads of a decode thread block, bytes of a stage of its rings: as in `kernels/attention_decode.cuh`.
+/// Threads of a decode thread block, bytes of its rings: as in `kernels/attention_decode.cuh`.
 const DECODE_THREADS: usize = 128;
-const STAGE_BYTES: usize = 4096 + 512;
+const RING_BYTES: usize = 4 * 3 * (2048 + 256);
 
 /// Shared memory that the driver keeps a thread block for itself.
 const SHARED_RESERVED: usize = 1024;
@@ -83,18 +83,18 @@ impl Attention {
         let gqa = heads / shape.heads;
         length("attention", "query heads", heads, gqa.max(1) * shape.heads)?;
         let together = gqa.div_ceil(gqa.div_ceil(heads_max(shape.c_v)));
-        let segments = match shape.c_v {
-            0..=64 => 4,
-            65..=128 => 2,
-            _ => 1,
+        let width = match shape.c_v {
+            0..=64 => 2,
+            65..=128 => 4,
+            _ => 8,
         };
         let module = Module::load_for(device, &format!("attention_g{together}"), compute)?;
-        let attend = module.kernel(&format!("attend_s{segments}"))?;
+        let attend = module.kernel(&format!("attend_w{width}"))?;
         let shared_bytes = shared_bytes(together, &shape);
         attend.allow_shared(shared_bytes)?;
         let properties = device.properties();
         // As `blocks_a_multiprocessor` in the kernels' source.
-        let by_registers = if together <= 5 { 4 } else { 3 };
+        let by_registers = if together * width <= 28 { 4 } else { 3 };
         let by_shared = properties.shared_bytes / (shared_bytes + SHARED_RESERVED);
         let others = Module::load_for(device, "attention", compute)?;
         Ok(Self {
@@ -296,7 +296,7 @@ impl Attention {
 
 /// Bytes of dynamic shared memory of the decode kernel: the larger of what its two ways take.
 fn shared_bytes(together: usize, shape: &KvShape) -> usize {
-    let many = 4 * (2 * STAGE_BYTES + together * CELLS * 4);
+    let many = RING_BYTES + 4 * (together * (shape.c_k + CELLS + 4 * shape.c_v) + 5 * 8);
     let few = 4 * (shape.c_k + CELLS + 4 * shape.c_v + 4 + 1);
     many.max(few)
 }

@@ -162,8 +162,8 @@ fn decode(
             }
             Ok(())
         })?;
-        // SAFETY: the buffers live to the end of this function, which waits for the stream.
         let ms = median_ms(stream, || {
+            // SAFETY: the buffers live to the end of this function, which waits for the stream.
             unsafe { graph.launch(stream) }.map_err(Into::into)
         })?;
         times.push(ms * 1e3 / layers as f32);

@@ -2,7 +2,8 @@
 
 use super::{At, Attending, Backend, LOGIT_ROWS, Placed};
 use crate::model::rope::Frequencies;
-use crate::model::{Layer, Linear, Model};
+use crate::error::Error;
+use crate::model::{Layer, Linear, Model, Vector};
 use cpu::acts::Acts;
 use cpu::attention::{KvShape, Params, Partials, Span, Step, append, attend};
 use cpu::mem::{Buffer, OutOfMemory};
@@ -26,6 +27,10 @@ pub(crate) struct Cpu<'m> {
     angles: [Angles; 2],
     partials: Partials,
     slots: Vec<Buffer<u8>>,
+    /// Normed outputs of the last layer `[LOGIT_ROWS, D]`.
+    last: Buffer<f32>,
+    /// `[2 * LOGIT_ROWS or fewer, V]`.
+    logits: Buffer<f32>,
 }
 
 impl<'m> Cpu<'m> {
@@ -50,41 +55,9 @@ impl<'m> Cpu<'m> {
             ],
             partials: Partials::new(shape, c.heads, n_ctx, carried)?,
             slots: Vec::new(),
+            last: Buffer::new(LOGIT_ROWS * c.width)?,
+            logits: Buffer::new(2 * LOGIT_ROWS.min(ubatch) * c.n_vocab)?,
         })
-    }
-
-    /// Quantises `x` `[T, K]` into the blocks that weights of some types read. With two passes the operand has `2 T` rows,
-    /// unless all weights are float.
-    fn quantise<'a>(
-        &'a mut self,
-        x: &'a [f32],
-        tokens: usize,
-        types: &[TensorType],
-        passes: Passes,
-    ) -> Operand<'a> {
-        let model = self.model;
-        let k = x.len() / tokens;
-        let fill = |acts: &'a mut Acts, block: usize| {
-            types
-                .iter()
-                .any(|&ty| act_block(ty) == Some(block))
-                .then(|| {
-                    acts.quantise(&model.pool, model.isa, x, tokens, block, passes);
-                    &*acts
-                })
-        };
-        let (acts32, acts256) = (
-            fill(&mut self.acts32, BLOCK32),
-            fill(&mut self.acts256, BLOCK256),
-        );
-        let rows = acts32.or(acts256).map_or(tokens, Acts::tokens);
-        Operand {
-            x,
-            tokens: rows,
-            k,
-            acts32,
-            acts256,
-        }
     }
 }
 
@@ -134,7 +107,8 @@ impl Backend for Cpu<'_> {
 
     fn bytes(&self) -> u64 {
         let angles: u64 = self.angles.iter().map(Angles::bytes).sum();
-        self.acts32.bytes() + self.acts256.bytes() + self.partials.bytes() + angles
+        let logits = (size_of_val(&*self.last) + size_of_val(&*self.logits)) as u64;
+        self.acts32.bytes() + self.acts256.bytes() + self.partials.bytes() + angles + logits
     }
 
     fn staging_bytes(&self) -> u64 {
@@ -142,20 +116,16 @@ impl Backend for Cpu<'_> {
         slots + self.partials.carried_bytes()
     }
 
-    fn array(&self, len: usize) -> Result<Buffer<f32>, OutOfMemory> {
-        Buffer::new(len)
+    fn array(&self, len: usize) -> Result<Buffer<f32>, Error> {
+        Buffer::new(len).map_err(memory("work space"))
     }
 
-    fn read<'a>(&'a self, array: &'a Buffer<f32>, len: usize) -> &'a [f32] {
-        &array[..len]
+    fn slab(&self, bytes: usize) -> Result<Buffer<u8>, Error> {
+        Buffer::new(bytes).map_err(memory("a block of the KV cache"))
     }
 
-    fn slab(&self, bytes: usize) -> Result<Buffer<u8>, OutOfMemory> {
-        Buffer::new(bytes)
-    }
-
-    fn host_slab(&self, bytes: usize) -> Result<Buffer<u8>, OutOfMemory> {
-        Buffer::new(bytes)
+    fn host_slab(&self, bytes: usize) -> Result<Buffer<u8>, Error> {
+        Buffer::new(bytes).map_err(memory("a block of the KV cache's tail"))
     }
 
     fn spill(&mut self, from: &Buffer<u8>, to: &mut Buffer<u8>) {
@@ -182,10 +152,11 @@ impl Backend for Cpu<'_> {
         to.copy_from_slice(from);
     }
 
-    fn make_slots(&mut self, slots: usize, bytes: usize) -> Result<(), OutOfMemory> {
+    fn make_slots(&mut self, slots: usize, bytes: usize) -> Result<(), Error> {
         self.slots = (0..slots)
             .map(|_| Buffer::new(bytes))
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<_, _>>()
+            .map_err(memory("the staging ring"))?;
         Ok(())
     }
 
@@ -210,7 +181,7 @@ impl Backend for Cpu<'_> {
         });
     }
 
-    fn norm(&mut self, x: &Buffer<f32>, weight: &[f32], tokens: usize, out: &mut Buffer<f32>) {
+    fn norm(&mut self, x: &Buffer<f32>, weight: &Vector, tokens: usize, out: &mut Buffer<f32>) {
         let (model, c) = (self.model, self.model.config());
         let out = &mut out[..tokens * c.width];
         model.pool.rows(out, c.width, |t, out| {
@@ -228,7 +199,9 @@ impl Backend for Cpu<'_> {
         let model = self.model;
         let types = outputs.each_ref().map(|(linear, _)| linear.w.ty());
         let k = outputs[0].0.w.k();
-        let operand = self.quantise(&x[..tokens * k], tokens, &types, Passes::One);
+        let (acts32, acts256) = (&mut self.acts32, &mut self.acts256);
+        let x = &x[..tokens * k];
+        let operand = quantise(model, acts32, acts256, x, tokens, &types, Passes::One);
         let linears = outputs.each_ref().map(|(linear, _)| *linear);
         let mut tasks = outputs.map(|(linear, out)| Task {
             out: &mut out[..tokens * linear.w.n()],
@@ -356,7 +329,8 @@ impl Backend for Cpu<'_> {
             Passes::One
         };
         let gate = &gate[..tokens * c.ff];
-        let operand = self.quantise(gate, tokens, &[down.w.ty()], passes);
+        let (acts32, acts256) = (&mut self.acts32, &mut self.acts256);
+        let operand = quantise(model, acts32, acts256, gate, tokens, &[down.w.ty()], passes);
         let rows = operand.tokens;
         let task = Task {
             w: down.w.view(&model.weights),
@@ -373,7 +347,7 @@ impl Backend for Cpu<'_> {
     fn add(
         &mut self,
         delta: &Buffer<f32>,
-        norm: Option<&[f32]>,
+        norm: Option<&Vector>,
         tokens: usize,
         normed: &mut Buffer<f32>,
         x: &mut Buffer<f32>,
@@ -395,25 +369,27 @@ impl Backend for Cpu<'_> {
             });
     }
 
-    fn logits(
-        &mut self,
-        x: &Buffer<f32>,
-        rows: Range<usize>,
-        last: &mut Buffer<f32>,
-        logits: &mut Buffer<f32>,
-    ) {
+    fn compute_logits(&mut self, x: &Buffer<f32>, rows: Range<usize>) {
         let (model, c) = (self.model, self.model.config());
         let n = rows.len();
         for (t, row) in rows.enumerate() {
             let (x, out) = (
                 &x[row * c.width..][..c.width],
-                &mut last[t * c.width..][..c.width],
+                &mut self.last[t * c.width..][..c.width],
             );
             ops::rms_norm(model.isa, x, Some(&model.output_norm), c.norm_eps, out);
         }
         let w = model.output().view(&model.weights);
+        let Self {
+            acts32,
+            acts256,
+            last,
+            logits,
+            ..
+        } = self;
         // What rounding the last activations to 8 bits loses goes straight into the logits, so they are carried in two passes.
-        let operand = self.quantise(&last[..n * c.width], n, &[w.ty()], Passes::Two);
+        let last = &last[..n * c.width];
+        let operand = quantise(model, acts32, acts256, last, n, &[w.ty()], Passes::Two);
         let rows = operand.tokens;
         let task = Task {
             w,
@@ -427,6 +403,22 @@ impl Backend for Cpu<'_> {
         if let Some(cap) = c.logit_soft_cap {
             ops::soft_cap(model.isa, logits, cap);
         }
+    }
+
+    fn logits(&self, n: usize) -> &[f32] {
+        &self.logits[..n * self.model.config().n_vocab]
+    }
+
+    fn finish(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// Says what memory was wanted for.
+fn memory(what: &'static str) -> impl Fn(OutOfMemory) -> Error {
+    move |source| Error::Memory {
+        what: what.to_owned(),
+        source,
     }
 }
 
@@ -442,5 +434,37 @@ fn add_bias(model: &Model, linear: &Linear, out: &mut [f32]) {
         for row in out.chunks_exact_mut(bias.len()) {
             ops::add(model.isa, row, bias);
         }
+    }
+}
+
+/// Quantises `x` `[T, K]` into the blocks that weights of some types read. With two passes the operand has `2 T` rows,
+/// unless all weights are float.
+fn quantise<'a>(
+    model: &Model,
+    acts32: &'a mut Acts,
+    acts256: &'a mut Acts,
+    x: &'a [f32],
+    tokens: usize,
+    types: &[TensorType],
+    passes: Passes,
+) -> Operand<'a> {
+    let k = x.len() / tokens;
+    let fill = |acts: &'a mut Acts, block: usize| {
+        types
+            .iter()
+            .any(|&ty| act_block(ty) == Some(block))
+            .then(|| {
+                acts.quantise(&model.pool, model.isa, x, tokens, block, passes);
+                &*acts
+            })
+    };
+    let (acts32, acts256) = (fill(acts32, BLOCK32), fill(acts256, BLOCK256));
+    let rows = acts32.or(acts256).map_or(tokens, Acts::tokens);
+    Operand {
+        x,
+        tokens: rows,
+        k,
+        acts32,
+        acts256,
     }
 }

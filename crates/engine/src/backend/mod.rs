@@ -5,15 +5,15 @@
 //! main memory, and what separates them is a budget: so everything that places blocks runs, and is tested, without a device.
 //!
 //! Operations take effect in the order of the calls. A backend may return from one before it is done, as long as
-//! [`read`](Backend::read), [`save`](Backend::save) and the like see its effect.
+//! [`logits`](Backend::logits), [`save`](Backend::save) and the like see its effect. What fails is told by [`finish`](Backend::finish).
 
 mod cpu;
 
 pub(crate) use self::cpu::Cpu;
 pub(crate) use ::cpu::attention::{CELLS, GROUP, KvShape, Step};
 
-use crate::model::{Layer, Linear, Model};
-use ::cpu::mem::OutOfMemory;
+use crate::error::Error;
+use crate::model::{Layer, Linear, Model, Vector};
 use std::fmt::Debug;
 use std::ops::Range;
 
@@ -72,14 +72,12 @@ pub(crate) trait Backend: Debug + Sized {
     fn staging_bytes(&self) -> u64;
 
     /// `len` zeros.
-    fn array(&self, len: usize) -> Result<Self::Array, OutOfMemory>;
-    /// The first `len` values.
-    fn read<'a>(&'a self, array: &'a Self::Array, len: usize) -> &'a [f32];
+    fn array(&self, len: usize) -> Result<Self::Array, Error>;
 
     /// A slab of zeros in device memory.
-    fn slab(&self, bytes: usize) -> Result<Self::Slab, OutOfMemory>;
+    fn slab(&self, bytes: usize) -> Result<Self::Slab, Error>;
     /// A slab of zeros in host memory.
-    fn host_slab(&self, bytes: usize) -> Result<Self::HostSlab, OutOfMemory>;
+    fn host_slab(&self, bytes: usize) -> Result<Self::HostSlab, Error>;
     /// Copies a slab to host memory.
     fn spill(&mut self, from: &Self::Slab, to: &mut Self::HostSlab);
     /// Copies a slab to device memory.
@@ -94,7 +92,7 @@ pub(crate) trait Backend: Debug + Sized {
     fn restore(&mut self, from: &[u8], to: &mut Self::Slab);
 
     /// Makes a staging ring of `slots` slots of `bytes` each.
-    fn make_slots(&mut self, slots: usize, bytes: usize) -> Result<(), OutOfMemory>;
+    fn make_slots(&mut self, slots: usize, bytes: usize) -> Result<(), Error>;
     /// Begins to copy bytes of a host slab to a slot.
     fn stage(&mut self, from: &Self::HostSlab, at: Range<usize>, slot: usize);
 
@@ -103,7 +101,7 @@ pub(crate) trait Backend: Debug + Sized {
     /// `x` `[T, D]`: rows of the embedding, scaled as the architecture does.
     fn embed(&mut self, tokens: &[u32], x: &mut Self::Array);
     /// `out = norm(x)`, both `[T, D]`.
-    fn norm(&mut self, x: &Self::Array, weight: &[f32], tokens: usize, out: &mut Self::Array);
+    fn norm(&mut self, x: &Self::Array, weight: &Vector, tokens: usize, out: &mut Self::Array);
     /// Products of one input `x` `[T, K]`, with their biases.
     fn project<const N: usize>(
         &mut self,
@@ -150,20 +148,17 @@ pub(crate) trait Backend: Debug + Sized {
     fn add(
         &mut self,
         delta: &Self::Array,
-        norm: Option<&[f32]>,
+        norm: Option<&Vector>,
         tokens: usize,
         normed: &mut Self::Array,
         x: &mut Self::Array,
     );
-    /// `logits` `[n, V]` of the rows `rows` of `x`, at most [`LOGIT_ROWS`]; its room is twice that. `last` `[LOGIT_ROWS, D]` is
-    /// work space.
-    fn logits(
-        &mut self,
-        x: &Self::Array,
-        rows: Range<usize>,
-        last: &mut Self::Array,
-        logits: &mut Self::Array,
-    );
+    /// Computes the logits of rows `rows` of `x`, at most [`LOGIT_ROWS`].
+    fn compute_logits(&mut self, x: &Self::Array, rows: Range<usize>);
+    /// The first `n` rows `[n, V]` of the logits that were computed last.
+    fn logits(&self, n: usize) -> &[f32];
+    /// Waits for what was begun. An operation that failed is told of here, and those after it did nothing of use.
+    fn finish(&mut self) -> Result<(), Error>;
 }
 
 /// Tokens whose logits are computed at a time: with what their codes lose just enough for AMX's tiles, few enough for a

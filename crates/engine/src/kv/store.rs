@@ -166,12 +166,7 @@ impl<B: Backend> Store<B> {
         assert!(self.device < self.device_max, "room was made");
         match self.spare.pop() {
             Some(slab) => Ok(slab),
-            None => backend
-                .slab(self.slab_bytes)
-                .map_err(|source| Error::Memory {
-                    what: "a block of the KV cache".to_owned(),
-                    source,
-                }),
+            None => backend.slab(self.slab_bytes),
         }
     }
 
@@ -225,12 +220,7 @@ impl<B: Backend> Store<B> {
         assert!(self.host < self.host_max, "room was made");
         let mut to = match self.spare_host.pop() {
             Some(slab) => slab,
-            None => backend
-                .host_slab(self.slab_bytes)
-                .map_err(|source| Error::Memory {
-                    what: "a block of the KV cache's tail".to_owned(),
-                    source,
-                })?,
+            None => backend.host_slab(self.slab_bytes)?,
         };
         let entry = &mut self.entries[id.0 as usize];
         let Memory::Device(from) = &entry.memory else {

@@ -17,7 +17,8 @@ use gguf::{GgufFile, MapMode};
 use rope::Frequencies;
 use sha2::{Digest, Sha256};
 use std::path::Path;
-use weights::{Loader, Matrix, Weights};
+use weights::{Loader, Weights};
+pub(crate) use weights::{Matrix, Vector};
 
 /// How a model is loaded and computed.
 #[derive(Debug, Clone, Default)]
@@ -45,25 +46,52 @@ pub struct LoadProgress {
 #[derive(Debug)]
 pub(crate) struct Linear {
     pub(crate) w: Matrix,
-    pub(crate) bias: Option<Vec<f32>>,
+    pub(crate) bias: Option<Vector>,
 }
 
 /// One layer.
 #[derive(Debug)]
 pub(crate) struct Layer {
-    pub(crate) attn_norm: Vec<f32>,
+    pub(crate) attn_norm: Vector,
     pub(crate) q: Linear,
     pub(crate) k: Linear,
     pub(crate) v: Linear,
-    pub(crate) q_norm: Option<Vec<f32>>,
-    pub(crate) k_norm: Option<Vec<f32>>,
+    pub(crate) q_norm: Option<Vector>,
+    pub(crate) k_norm: Option<Vector>,
     pub(crate) output: Linear,
-    pub(crate) post_attn_norm: Option<Vec<f32>>,
-    pub(crate) ffn_norm: Vec<f32>,
+    pub(crate) post_attn_norm: Option<Vector>,
+    pub(crate) ffn_norm: Vector,
     pub(crate) gate: Linear,
     pub(crate) up: Linear,
     pub(crate) down: Linear,
-    pub(crate) post_ffn_norm: Option<Vec<f32>>,
+    pub(crate) post_ffn_norm: Option<Vector>,
+}
+
+impl Layer {
+    fn linears(&self) -> [&Linear; 7] {
+        [
+            &self.q,
+            &self.k,
+            &self.v,
+            &self.output,
+            &self.gate,
+            &self.up,
+            &self.down,
+        ]
+    }
+
+    fn vectors(&self) -> impl Iterator<Item = &Vector> {
+        let biases = self.linears().map(|linear| linear.bias.as_ref());
+        let norms = [
+            Some(&self.attn_norm),
+            self.q_norm.as_ref(),
+            self.k_norm.as_ref(),
+            self.post_attn_norm.as_ref(),
+            Some(&self.ffn_norm),
+            self.post_ffn_norm.as_ref(),
+        ];
+        biases.into_iter().chain(norms).flatten()
+    }
 }
 
 /// A model, ready to compute.
@@ -75,7 +103,7 @@ pub struct Model {
     pub(crate) weights: Weights,
     pub(crate) embedding: Matrix,
     pub(crate) layers: Vec<Layer>,
-    pub(crate) output_norm: Vec<f32>,
+    pub(crate) output_norm: Vector,
     /// `None`: the embedding serves.
     output: Option<Matrix>,
     pub(crate) rope: Frequencies,
@@ -178,11 +206,26 @@ impl Model {
         let mut hash = Sha256::new();
         hash.update(format!("{:?}", self.config));
         self.weights.sample(&mut |bytes| hash.update(bytes));
-        let norms = self.layers.iter().map(|l| &l.attn_norm);
-        for value in norms.chain([&self.output_norm]).flatten() {
+        let norms = self.layers.iter().map(|l| &*l.attn_norm);
+        for value in norms.chain([&*self.output_norm]).flatten() {
             hash.update(value.to_le_bytes());
         }
         hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    /// Every matrix, in the order of their numbers.
+    pub(crate) fn matrices(&self) -> Vec<&Matrix> {
+        let of_layers = self.layers.iter().flat_map(Layer::linears);
+        let mut all: Vec<&Matrix> = of_layers.map(|linear| &linear.w).collect();
+        all.extend([&self.embedding].into_iter().chain(&self.output));
+        all.sort_by_key(|m| m.index());
+        all
+    }
+
+    /// Every vector that operations read, in no order.
+    pub(crate) fn vectors(&self) -> impl Iterator<Item = &Vector> {
+        let of_layers = self.layers.iter().flat_map(Layer::vectors);
+        of_layers.chain([&self.output_norm])
     }
 
     pub(crate) fn output(&self) -> &Matrix {
@@ -233,10 +276,10 @@ fn read_arch(file: &GgufFile) -> Result<(&'static Arch, Config), Error> {
 
 /// The tensors of a model.
 struct Tensors {
-    rope_factors: Option<Vec<f32>>,
+    rope_factors: Option<Vector>,
     embedding: Matrix,
     output: Option<Matrix>,
-    output_norm: Vec<f32>,
+    output_norm: Vector,
     layers: Vec<Layer>,
 }
 
@@ -259,7 +302,7 @@ impl Tensors {
     }
 }
 
-fn rope_factors(loader: &Loader<'_>, c: &Config) -> Result<Option<Vec<f32>>, Error> {
+fn rope_factors(loader: &Loader<'_>, c: &Config) -> Result<Option<Vector>, Error> {
     if !loader.has("rope_freqs.weight") {
         return Ok(None);
     }

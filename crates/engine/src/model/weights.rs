@@ -7,15 +7,38 @@ use gguf::{GgufFile, TensorInfo, TensorType};
 use quant::formats;
 use quant::tile::{Layout, ROWS, TileMatrix, permute_tile};
 use std::cell::{Cell, RefCell};
+use std::ops::Deref;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes read from the file at a time, about: large enough for a disk's full rate, small beside the model.
 const PIECE_BYTES: usize = 1 << 20;
 
+/// A vector of weights, as `f32`, and its number among a model's vectors.
+#[derive(Debug)]
+pub(crate) struct Vector {
+    values: Vec<f32>,
+    index: usize,
+}
+
+impl Vector {
+    /// Its number among a model's vectors, from 0 on.
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+}
+
+impl Deref for Vector {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        &self.values
+    }
+}
+
 /// A weight matrix, `[N, K]`: its place among a model's [`Weights`].
 #[derive(Debug)]
 pub(crate) struct Matrix {
+    index: usize,
     ty: TensorType,
     n: usize,
     k: usize,
@@ -23,6 +46,11 @@ pub(crate) struct Matrix {
 }
 
 impl Matrix {
+    /// Its number among a model's matrices, from 0 on.
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+
     pub(crate) fn ty(&self) -> TensorType {
         self.ty
     }
@@ -98,6 +126,13 @@ pub(super) struct Loader<'a> {
     file: &'a GgufFile,
     /// `None`: nothing is read.
     target: Option<Target<'a>>,
+    /// Matrices and vectors given out.
+    matrices: Cell<usize>,
+    vectors: Cell<usize>,
+}
+
+fn next(count: &Cell<usize>) -> usize {
+    count.replace(count.get() + 1)
 }
 
 /// Where tensors go.
@@ -118,7 +153,12 @@ thread_local! {
 impl<'a> Loader<'a> {
     /// Checks names, shapes and types, and gives out empty tensors.
     pub(super) fn checking(file: &'a GgufFile) -> Self {
-        Self { file, target: None }
+        Self {
+            file,
+            target: None,
+            matrices: Cell::new(0),
+            vectors: Cell::new(0),
+        }
     }
 
     /// Takes memory for all matrices of a file.
@@ -146,6 +186,8 @@ impl<'a> Loader<'a> {
                 used: Cell::new(0),
                 vector_bytes: Cell::new(0),
             }),
+            matrices: Cell::new(0),
+            vectors: Cell::new(0),
         })
     }
 
@@ -191,6 +233,7 @@ impl<'a> Loader<'a> {
         formats::require(t.ty).map_err(format)?;
         let Some(target) = &self.target else {
             return Ok(Matrix {
+                index: next(&self.matrices),
                 ty: t.ty,
                 n,
                 k,
@@ -235,6 +278,7 @@ impl<'a> Loader<'a> {
         {
             Some(error) => Err(Error::Gguf(error)),
             None => Ok(Matrix {
+                index: next(&self.matrices),
                 ty: t.ty,
                 n,
                 k,
@@ -244,7 +288,7 @@ impl<'a> Loader<'a> {
     }
 
     /// A vector of `n` values, as `f32`.
-    pub(super) fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>, Error> {
+    pub(super) fn vector(&self, name: &str, n: usize) -> Result<Vector, Error> {
         let t = self.shaped(name, &[n])?;
         if formats::class(t.ty) != Some(formats::Class::Float) {
             return Err(Error::NotFloat {
@@ -252,8 +296,10 @@ impl<'a> Loader<'a> {
                 found: t.ty.name(),
             });
         }
+        let index = next(&self.vectors);
         let Some(target) = &self.target else {
-            return Ok(Vec::new());
+            let values = Vec::new();
+            return Ok(Vector { values, index });
         };
         let mut bytes = vec![0; n * t.ty.block_bytes()];
         self.file.read_at(t, 0, &mut bytes)?;
@@ -265,7 +311,7 @@ impl<'a> Loader<'a> {
         target.progress.add(bytes.len() as u64);
         let taken = target.vector_bytes.get() + size_of_val(&values[..]) as u64;
         target.vector_bytes.set(taken);
-        Ok(values)
+        Ok(Vector { values, index })
     }
 
     pub(super) fn has(&self, name: &str) -> bool {

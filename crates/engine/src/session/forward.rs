@@ -5,11 +5,10 @@
 //!     -> output projection -> add -> norm -> gated feed-forward -> add -> ... -> norm -> logits
 //! ```
 
-use crate::backend::{Backend, LOGIT_ROWS};
+use crate::backend::Backend;
 use crate::error::Error;
 use crate::kv::Cache;
 use crate::model::{Config, Layer, Model};
-use cpu::mem::OutOfMemory;
 use std::ops::Range;
 
 /// What goes from operation to operation, for up to a ubatch of tokens.
@@ -33,10 +32,6 @@ pub(super) struct Work<B: Backend> {
     gate: B::Array,
     /// `[T, F]`.
     up: B::Array,
-    /// Normed outputs of the last layer `[LOGIT_ROWS, D]`.
-    last: B::Array,
-    /// `[2 * LOGIT_ROWS or fewer, V]`.
-    logits: B::Array,
     /// Values of all of it.
     values: usize,
 }
@@ -69,16 +64,11 @@ impl<B: Backend> Work<B> {
                 attended: array(ubatch * c.heads * c.head_v)?,
                 gate: array(ubatch * c.ff)?,
                 up: array(ubatch * c.ff)?,
-                last: array(LOGIT_ROWS * c.width)?,
-                logits: array(2 * LOGIT_ROWS.min(ubatch) * c.n_vocab)?,
                 values: 0,
             })
         };
-        let work: Result<Self, OutOfMemory> = make();
-        let mut work = work.map_err(|source| Error::Memory {
-            what: format!("work space for {ubatch} tokens"),
-            source,
-        })?;
+        let work: Result<Self, Error> = make();
+        let mut work = work?;
         work.values = values;
         Ok(work)
     }
@@ -102,10 +92,10 @@ impl<B: Backend> Work<B> {
         backend.embed(tokens, &mut self.x);
         for (i, layer) in model.layers.iter().enumerate() {
             self.attention(backend, model.config(), layer, i, cache, rotation, t);
-            let norm = layer.post_attn_norm.as_deref();
+            let norm = layer.post_attn_norm.as_ref();
             backend.add(&self.delta, norm, t, &mut self.normed, &mut self.x);
             self.feed_forward(backend, layer, t);
-            let norm = layer.post_ffn_norm.as_deref();
+            let norm = layer.post_ffn_norm.as_ref();
             backend.add(&self.delta, norm, t, &mut self.normed, &mut self.x);
         }
         cache.advance(t);
@@ -174,15 +164,15 @@ impl<B: Backend> Work<B> {
         backend.down(&layer.down, gate, t, delta);
     }
 
-    /// Logits `[n, V]` of some rows of the last chunk, at most [`LOGIT_ROWS`].
-    pub(super) fn logits<'a>(&'a mut self, backend: &'a mut B, rows: Range<usize>) -> &'a [f32] {
+    /// Logits `[n, V]` of some rows of the last chunk, at most [`LOGIT_ROWS`](crate::backend::LOGIT_ROWS).
+    pub(super) fn logits<'b>(
+        &self,
+        backend: &'b mut B,
+        rows: Range<usize>,
+    ) -> Result<&'b [f32], Error> {
         let n = rows.len();
-        backend.logits(&self.x, rows, &mut self.last, &mut self.logits);
-        self.read(backend, n)
-    }
-
-    /// The first `n` rows of logits that were computed last.
-    pub(super) fn read<'a>(&'a self, backend: &'a B, n: usize) -> &'a [f32] {
-        backend.read(&self.logits, n * backend.model().config().n_vocab)
+        backend.compute_logits(&self.x, rows);
+        backend.finish()?;
+        Ok(backend.logits(n))
     }
 }

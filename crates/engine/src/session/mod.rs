@@ -142,9 +142,7 @@ impl<'m> Session<'m> {
         };
         let in_parts = cache.slots() > 0;
         let mut backend = Cpu::new(model, &shape, ubatch, n_ctx, in_parts).map_err(memory)?;
-        backend
-            .make_slots(cache.slots(), shape.block_bytes())
-            .map_err(memory)?;
+        backend.make_slots(cache.slots(), shape.block_bytes())?;
         let work = Work::new(&backend, ubatch)?;
         Ok(Self {
             model,
@@ -225,14 +223,14 @@ impl<'m> Session<'m> {
             match &mut wanted {
                 Wanted::None => {}
                 Wanted::Last if rest.is_empty() => {
-                    work.logits(backend, chunk.len() - 1..chunk.len());
+                    work.logits(backend, chunk.len() - 1..chunk.len())?;
                 }
                 Wanted::Last => {}
                 Wanted::All(each) => {
                     let n_vocab = self.model.config().n_vocab;
                     for first in (0..chunk.len()).step_by(LOGIT_ROWS) {
                         let rows = first..chunk.len().min(first + LOGIT_ROWS);
-                        let logits = work.logits(backend, rows);
+                        let logits = work.logits(backend, rows)?;
                         for (t, logits) in logits.chunks_exact(n_vocab).enumerate() {
                             if each(position + first + t, logits).is_break() {
                                 return Ok(());
@@ -260,13 +258,13 @@ impl<'m> Session<'m> {
         } = &mut self.run;
         cache.begin(backend, 1, true)?;
         work.forward(backend, self.model, cache, rotation, &[token]);
-        work.logits(backend, 0..1);
+        work.logits(backend, 0..1)?;
         Ok(())
     }
 
     /// The logits `[V]` of the last token that [`Wanted::Last`] or [`Session::decode`] was for.
     pub fn logits(&self) -> &[f32] {
-        self.run.work.read(&self.run.backend, 1)
+        self.run.backend.logits(1)
     }
 
     /// Forgets the tokens of the selected sequence but the first `n`. Layers with a window keep only a ring of cells: where what a token

@@ -6,9 +6,11 @@
 //! as the device holds, whatever the depth: so both steps can be captured in a graph.
 
 mod layout;
+mod over;
 mod prefill;
 
 pub use layout::{CELLS, GROUP, HEAD_MAX, KvBlock, KvShape, KvType, Part, Partials, Parts, Table};
+pub use over::Over;
 pub use prefill::{Spans, Step};
 
 use prefill::Prefill;

@@ -157,6 +157,45 @@ impl Ops {
         unsafe { self.residual_norm.launch(stream, launch, &args) }
     }
 
+    /// `out = norm(x) * w`, row by row of `x` `[T, D]`.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn norm(
+        &self,
+        stream: &Stream,
+        start: Start,
+        tokens: usize,
+        width: usize,
+        eps: f32,
+        x: &Buffer<f32>,
+        w: &Buffer<f32>,
+        out: &mut Buffer<f32>,
+    ) -> Result<(), Error> {
+        let (op, n) = ("norm", tokens * width);
+        at_least(op, "x", x.len(), n)?;
+        at_least(op, "outputs", out.len(), n)?;
+        if width > WIDTH_MAX {
+            length(op, "width", width, WIDTH_MAX)?;
+        }
+        let none = || Arg::from(0u64);
+        let args = [
+            Arg::from(x),
+            none(),
+            none(),
+            none(),
+            none(),
+            some(op, "weights", Some(w), width)?,
+            Arg::from(out),
+            Arg::from(width as i32),
+            Arg::from(eps),
+        ];
+        if tokens == 0 {
+            return Ok(());
+        }
+        let launch = Launch::new(tokens, THREADS).shared(4 * width).start(start);
+        // SAFETY: as the kernel takes them, which writes to `x` only with a delta; lengths are checked.
+        unsafe { self.residual_norm.launch(stream, launch, &args) }
+    }
+
     /// Bias, norm, rope and rotation of `x` `[T, H, C]`, in place.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn heads(

@@ -169,7 +169,7 @@ impl Product {
             shape.block,
             act_block(self.ty).unwrap_or(0),
         )?;
-        length(OP, "values of y", y.len(), shape.tokens * w.n())?;
+        room(OP, "values of y", y.len(), shape.tokens * w.n())?;
         let columns = shape.columns();
         if columns == 0 || w.n() == 0 {
             return Ok(());
@@ -242,7 +242,7 @@ impl Product {
             (tokens * w.k()).saturating_sub(x.len()),
             0,
         )?;
-        length(OP, "values of y", y.len(), tokens * w.n())?;
+        room(OP, "values of y", y.len(), tokens * w.n())?;
         if tokens == 0 || w.n() == 0 {
             return Ok(());
         }
@@ -274,19 +274,21 @@ impl Product {
         unsafe { kernel.launch(stream, launch, &args) }
     }
 
-    /// `y[T, K]`: rows `ids[T]` of the weights, decoded. An id that is not a row gives NaN.
+    /// `y[T, K]`: rows of the weights, decoded, those of the first `tokens` ids. An id that is not a row gives NaN.
     pub fn decode_rows(
         &self,
         stream: &Stream,
         start: Start,
         w: &Weights,
         ids: &Buffer<i32>,
+        tokens: usize,
         y: &mut Buffer<f32>,
     ) -> Result<(), Error> {
         const OP: &str = "rows";
         self.check(OP, w)?;
-        length(OP, "values of y", y.len(), ids.len() * w.k())?;
-        if ids.is_empty() || w.k() == 0 {
+        room(OP, "ids", ids.len(), tokens)?;
+        room(OP, "values of y", y.len(), tokens * w.k())?;
+        if tokens == 0 || w.k() == 0 {
             return Ok(());
         }
         let threads = match self.kernels {
@@ -300,7 +302,7 @@ impl Product {
             (w.n() as i32).into(),
             (w.k() as i32).into(),
         ];
-        let grid = [threads.div_ceil(128) as u32, ids.len() as u32, 1];
+        let grid = [threads.div_ceil(128) as u32, tokens as u32, 1];
         let launch = Launch::grid(grid, [128, 1, 1]).start(start);
         // SAFETY: the arguments are those of `decode`; the lengths were checked, and the kernel checks the ids.
         unsafe { self.decode.launch(stream, launch, &args) }
@@ -333,4 +335,12 @@ impl Product {
             })
         }
     }
+}
+
+/// Refuses a buffer that is too short.
+fn room(op: &'static str, what: &'static str, found: usize, wanted: usize) -> Result<(), Error> {
+    if found >= wanted {
+        return Ok(());
+    }
+    length(op, what, found, wanted)
 }

@@ -84,6 +84,9 @@ pub enum Error {
         /// Tokens that were to be added.
         tokens: usize,
     },
+    /// A device failed, or there is none.
+    #[error(transparent)]
+    Device(#[from] cuda::Error),
     /// The cells in work do not fit into device memory.
     #[error(
         "device memory has room for {window} cells of the KV cache, the step needs more (see --window and --device-mem)"

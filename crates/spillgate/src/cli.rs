@@ -10,6 +10,7 @@ use crate::commands::plan::PlanArgs;
 use crate::commands::probe::ProbeArgs;
 use crate::commands::pull::PullArgs;
 use crate::commands::run::RunArgs;
+use crate::commands::selftest::SelftestArgs;
 use crate::commands::tokenize::TokenizeArgs;
 
 /// Runs language models on this machine
@@ -57,6 +58,7 @@ pub enum Command {
     Info(InfoArgs),
     Plan(PlanArgs),
     Probe(ProbeArgs),
+    Selftest(SelftestArgs),
     Tokenize(TokenizeArgs),
 }
 

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use engine::session::ComputeDevice;
 use place::bytes::KvType;
 use place::cost::SpillModel;
 use place::decide::{self, Request};
@@ -52,6 +53,9 @@ pub struct MachineFlags {
     /// Instruction set: auto, scalar, avx2, avx512 or amx; results are the same to the last bit
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub isa: String,
+    /// What computes: cpu, or cuda, an NVIDIA GPU (cuda:N for another than the first)
+    #[arg(long, value_name = "cpu|cuda[:N]", default_value = "cpu", value_parser = device)]
+    pub device: ComputeDevice,
     /// Whether each thread is tied to one core
     #[arg(
         long,
@@ -200,6 +204,18 @@ impl BudgetFlags {
             ..request
         }
     }
+}
+
+fn device(text: &str) -> Result<ComputeDevice, String> {
+    let number = match text.split_once(':') {
+        None if text == "cpu" => return Ok(ComputeDevice::Cpu),
+        None if text == "cuda" => Some(0),
+        Some(("cuda", number)) => number.parse().ok(),
+        _ => None,
+    };
+    number
+        .map(ComputeDevice::Cuda)
+        .ok_or_else(|| "expected cpu, cuda, or cuda:N".to_owned())
 }
 
 fn kv_share(text: &str) -> Result<KvShare, String> {
@@ -353,6 +369,12 @@ pub mod tests {
         let expected = Tier::new(KvType::Q8_0, KvType::Q4_0);
         assert_eq!(tier("q8_0/q4_0"), Ok(expected));
         assert_eq!(tier("f16"), Ok(Tier::new(KvType::F16, KvType::F16)));
+        assert_eq!(device("cpu"), Ok(ComputeDevice::Cpu));
+        assert_eq!(device("cuda"), Ok(ComputeDevice::Cuda(0)));
+        assert_eq!(device("cuda:3"), Ok(ComputeDevice::Cuda(3)));
+        for bad in ["", "cuda:", "cuda:x", "gpu", "cpu:0", "cuda:-1"] {
+            assert!(device(bad).is_err(), "{bad}");
+        }
         assert_eq!(kv_share("auto"), Ok(KvShare(None)));
         assert_eq!(kv_share("0.3"), Ok(KvShare(Some(0.3))));
         assert!(

@@ -9,7 +9,7 @@ use engine::model::{Config, LoadOptions, Model};
 use engine::plan::session::{self, Asked, SessionPlan, Taken};
 use engine::probe;
 use engine::sampler::SamplerParams;
-use engine::session::{Session, UBATCH_MAX};
+use engine::session::{ComputeDevice, Session, UBATCH_MAX};
 use engine::tokenizer::{EncodeOptions, Tokenizer};
 use gguf::{GgufFile, MapMode};
 use place::bytes::KvType;
@@ -28,6 +28,7 @@ pub struct Opened {
     path: PathBuf,
     file: GgufFile,
     options: LoadOptions,
+    device: ComputeDevice,
     pub tokenizer: Tokenizer,
     pub config: Config,
 }
@@ -69,6 +70,7 @@ pub fn open(name: &str, flags: &MachineFlags) -> Result<Opened> {
         path,
         file,
         options,
+        device: flags.device,
         tokenizer,
         config,
     })
@@ -89,7 +91,10 @@ impl Opened {
     }
 
     fn plan(&self, flags: &ContextFlags, need: Need) -> Result<SessionPlan> {
-        let asked = asked(flags, need)?;
+        let asked = Asked {
+            device: self.device,
+            ..asked(flags, need)?
+        };
         let mut machine = self.machine(&asked)?;
         profiles::apply_variables(&mut machine)?;
         let planned = session::plan(&self.file, &asked, &machine)?;
@@ -166,6 +171,7 @@ fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
                 ..request
             },
             rotate,
+            ..Asked::default()
         },
         Need::Cells(needed) => {
             let needed = needed as u64;
@@ -181,6 +187,7 @@ fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
                     ..request
                 },
                 rotate,
+                ..Asked::default()
             }
         }
     })

@@ -245,6 +245,7 @@ fn compare_rows(
         Start::After,
         weights,
         &Buffer::from_slice(stream, &ids)?,
+        ids.len(),
         &mut y,
     )?;
     let mut wanted = vec![0.0; k];

@@ -1,8 +1,8 @@
 //! The CPU: everything is in main memory, operations are over when they return.
 
-use super::{At, Attending, Backend, LOGIT_ROWS, Placed};
-use crate::model::rope::Frequencies;
+use super::{At, Attending, Backend, CELLS, LOGIT_ROWS, Placed};
 use crate::error::Error;
+use crate::model::rope::Frequencies;
 use crate::model::{Layer, Linear, Model, Vector};
 use cpu::acts::Acts;
 use cpu::attention::{KvShape, Params, Partials, Span, Step, append, attend};
@@ -97,6 +97,8 @@ impl Angles {
 }
 
 impl Backend for Cpu<'_> {
+    const CPU_SHARES: bool = true;
+
     type Array = Buffer<f32>;
     type Slab = Buffer<u8>;
     type HostSlab = Buffer<u8>;
@@ -140,8 +142,9 @@ impl Backend for Cpu<'_> {
         copy(self.model, from, to);
     }
 
-    fn save(&self, from: &Buffer<u8>, to: &mut Vec<u8>) {
+    fn save(&self, from: &Buffer<u8>, to: &mut Vec<u8>) -> Result<(), Error> {
         to.extend_from_slice(from);
+        Ok(())
     }
 
     fn save_host(&self, from: &Buffer<u8>, to: &mut Vec<u8>) {
@@ -247,7 +250,7 @@ impl Backend for Cpu<'_> {
         &mut self,
         attending: &Attending<'_>,
         slab: &mut Buffer<u8>,
-        first: usize,
+        block: usize,
         tokens: Range<usize>,
         k: &Buffer<f32>,
         v: &Buffer<f32>,
@@ -258,6 +261,7 @@ impl Backend for Cpu<'_> {
             &k[rows(shape.heads * shape.c_k)],
             &v[rows(shape.heads * shape.c_v)],
         );
+        let first = attending.position + tokens.start - block * CELLS;
         let block = &mut slab[attending.at.clone()];
         append(&self.model.pool, shape, block, first, k, v);
     }
@@ -277,6 +281,7 @@ impl Backend for Cpu<'_> {
             window,
             position,
             tokens,
+            ..
         } = *attending;
         let params = Params {
             heads: c.heads,

@@ -8,8 +8,10 @@
 //! [`logits`](Backend::logits), [`save`](Backend::save) and the like see its effect. What fails is told by [`finish`](Backend::finish).
 
 mod cpu;
+mod cuda;
 
 pub(crate) use self::cpu::Cpu;
+pub(crate) use self::cuda::Cuda;
 pub(crate) use ::cpu::attention::{CELLS, GROUP, KvShape, Step};
 
 use crate::error::Error;
@@ -49,12 +51,18 @@ pub(crate) struct Attending<'a> {
     /// Position of the first token.
     pub(crate) position: usize,
     pub(crate) tokens: usize,
+    /// Whether it is one generated token, not a prompt.
+    pub(crate) generated: bool,
+    pub(crate) layer: usize,
 }
 
 /// What sessions compute on. Shapes: T tokens, D width, H query heads, K KV heads, C head size, F feed-forward width, V vocabulary.
 ///
 /// Matrices and vectors of weights are those of [`Backend::model`].
 pub(crate) trait Backend: Debug + Sized {
+    /// Whether the CPU can attend cells in host memory beside the device.
+    const CPU_SHARES: bool;
+
     /// `f32` values in device memory.
     type Array: Debug;
     /// KV cells in device memory.
@@ -85,7 +93,7 @@ pub(crate) trait Backend: Debug + Sized {
     /// Copies a slab within device memory.
     fn duplicate(&mut self, from: &Self::Slab, to: &mut Self::Slab);
     /// A slab's bytes.
-    fn save(&self, from: &Self::Slab, to: &mut Vec<u8>);
+    fn save(&self, from: &Self::Slab, to: &mut Vec<u8>) -> Result<(), Error>;
     /// A host slab's bytes.
     fn save_host(&self, from: &Self::HostSlab, to: &mut Vec<u8>);
     /// Sets a slab's bytes.
@@ -120,12 +128,12 @@ pub(crate) trait Backend: Debug + Sized {
     );
     /// Multiplies each head of `head` values of `x` `[T, row]` with a Hadamard matrix, which is its own inverse.
     fn rotate(&mut self, head: usize, tokens: usize, row: usize, x: &mut Self::Array);
-    /// Stores tokens `tokens` of `k` `[T, K, C]` and `v` `[T, K, C]` in the cells `first ..` of a layer's block.
+    /// Stores tokens `tokens` of `k` `[T, K, C]` and `v` `[T, K, C]`, which belong to block `block`, in it.
     fn append(
         &mut self,
         attending: &Attending<'_>,
         slab: &mut Self::Slab,
-        first: usize,
+        block: usize,
         tokens: Range<usize>,
         k: &Self::Array,
         v: &Self::Array,

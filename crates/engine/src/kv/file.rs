@@ -133,8 +133,7 @@ impl<B: Backend> Cache<B> {
             ring: blocks(&sequence.ring),
         };
         let header = serde_json::to_vec(&header).expect("a header is texts and numbers");
-        self.write(backend, &header, temporary.as_file())
-            .map_err(io)?;
+        self.write(backend, &header, temporary.as_file(), &io)?;
         temporary.as_file().sync_all().map_err(io)?;
         temporary.persist(path).map_err(|e| io(e.error))?;
         // The name is on disk once its folder is.
@@ -144,23 +143,29 @@ impl<B: Backend> Cache<B> {
         Ok(())
     }
 
-    fn write(&self, backend: &B, header: &[u8], file: &File) -> std::io::Result<()> {
+    fn write(
+        &self,
+        backend: &B,
+        header: &[u8],
+        file: &File,
+        io: &impl Fn(std::io::Error) -> SessionFileError,
+    ) -> Result<(), SessionFileError> {
         let mut out = Digested::new(BufWriter::new(file));
-        out.put(&MAGIC)?;
-        out.put(&(header.len() as u64).to_le_bytes())?;
-        out.put(header)?;
+        out.put(&MAGIC).map_err(io)?;
+        out.put(&(header.len() as u64).to_le_bytes()).map_err(io)?;
+        out.put(header).map_err(io)?;
         let sequence = self.sequence();
         let mut bytes = Vec::new();
         for (track, store) in [(&sequence.full, &self.full), (&sequence.ring, &self.ring)] {
             for (_, id) in track.iter() {
                 bytes.clear();
-                store.save(backend, id, &mut bytes);
-                out.put(&bytes)?;
+                store.save(backend, id, &mut bytes).map_err(Box::new)?;
+                out.put(&bytes).map_err(io)?;
             }
         }
         let Digested { mut to, hash } = out;
-        to.write_all(&hash.finalize())?;
-        to.flush()
+        to.write_all(&hash.finalize()).map_err(io)?;
+        to.flush().map_err(io)
     }
 
     /// Replaces the sequence in work by one from a file. Returns its tokens. Where it fails the sequence is as before, or empty if memory ran

@@ -105,6 +105,8 @@ pub(crate) struct Cache<B: Backend> {
     stage: Stage,
     sequences: Vec<Option<Sequence>>,
     current: usize,
+    /// Whether the step in work is a generated token.
+    generated: bool,
     /// What the step in work attends, in layers that see everything and in the others.
     full_spans: Vec<Step1>,
     ring_spans: Vec<Step1>,
@@ -164,10 +166,15 @@ impl<B: Backend> Cache<B> {
             stage: Stage::new(slots),
             sequences: vec![Some(Sequence::default())],
             current: 0,
+            generated: false,
             full_spans: Vec::new(),
             ring_spans: Vec::new(),
             tail: Vec::new(),
         }
+    }
+
+    pub(crate) fn shape(&self) -> &KvShape {
+        &self.shape
     }
 
     /// Staging slots, each a block of one layer.
@@ -233,7 +240,8 @@ impl<B: Backend> Cache<B> {
         if self.ring_blocks > 0 {
             self.reserve_ring(backend, &blocks)?;
         }
-        self.plan(n + tokens, generated);
+        self.generated = generated;
+        self.plan(generated);
         Ok(())
     }
 
@@ -323,11 +331,12 @@ impl<B: Backend> Cache<B> {
         Ok(())
     }
 
-    /// What the step attends: cells before `n`.
-    fn plan(&mut self, n: usize, generated: bool) {
+    /// What the step attends: all blocks, also cells that are still to be written, which nobody sees before.
+    fn plan(&mut self, generated: bool) {
+        let n = usize::MAX;
         let sequence = self.sequences[self.current].as_ref();
         let sequence = sequence.expect("the one in work exists");
-        let by_cpu = if generated {
+        let by_cpu = if generated && B::CPU_SHARES {
             self.cpu_groups(sequence)
         } else {
             0..0
@@ -393,6 +402,7 @@ impl<B: Backend> Cache<B> {
         let shape = self.shape;
         let n = self.n();
         let LayerAt { windowed, at, .. } = self.layers[layer].clone();
+        let generated = self.generated;
         let (sequence, full, ring) = self.parts();
         let (store, track) = if windowed {
             (ring, &sequence.ring)
@@ -405,6 +415,8 @@ impl<B: Backend> Cache<B> {
             window: None,
             position: n,
             tokens,
+            generated,
+            layer,
         };
         let mut done = 0;
         while done < tokens {
@@ -413,7 +425,7 @@ impl<B: Backend> Cache<B> {
             let id = track.get(cell / CELLS).expect("reserved");
             let rows = done..done + count;
             let slab = store.device_mut(id);
-            backend.append(&attending, slab, cell % CELLS, rows, k, v);
+            backend.append(&attending, slab, cell / CELLS, rows, k, v);
             done += count;
         }
     }
@@ -438,6 +450,8 @@ impl<B: Backend> Cache<B> {
             window: if *windowed { self.window } else { None },
             position: self.sequences[self.current].as_ref().map_or(0, |s| s.n),
             tokens,
+            generated: self.generated,
+            layer,
         };
         let (store, spans) = if *windowed {
             (&self.ring, &self.ring_spans)

@@ -254,11 +254,12 @@ impl<B: Backend> Store<B> {
     }
 
     /// Appends a slab's bytes to `to`.
-    pub(super) fn save(&self, backend: &B, id: Id, to: &mut Vec<u8>) {
+    pub(super) fn save(&self, backend: &B, id: Id, to: &mut Vec<u8>) -> Result<(), Error> {
         match &self.entry(id).memory {
-            Memory::Device(slab) => backend.save(slab, to),
+            Memory::Device(slab) => backend.save(slab, to)?,
             Memory::Host(slab) => backend.save_host(slab, to),
             Memory::Free => unreachable!("it has owners"),
         }
+        Ok(())
     }
 }

@@ -339,7 +339,7 @@ impl<'m> World<'m> {
                 for (block, id) in track.iter() {
                     *owners.entry((is_ring, id)).or_default() += 1;
                     let mut bytes = Vec::new();
-                    store.save(&self.backend, id, &mut bytes);
+                    store.save(&self.backend, id, &mut bytes).unwrap();
                     for (start, end) in sequence.parts(block, sequence.n) {
                         for cell in start..end {
                             let token = expected.0[block * CELLS + cell];

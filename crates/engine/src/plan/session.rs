@@ -2,7 +2,7 @@
 
 use super::describe::describe;
 use super::machine;
-use crate::session::{N_CTX_DEFAULT, Placing, Session, SessionOptions};
+use crate::session::{ComputeDevice, N_CTX_DEFAULT, Placing, Session, SessionOptions};
 use gguf::GgufFile;
 use place::bytes::{BLOCK_CELLS, KvType};
 use place::cost::{Place, SpillModel};
@@ -22,6 +22,8 @@ pub struct Asked {
     pub request: Request,
     /// Whether what is stored in 4 bits is rotated first.
     pub rotate: bool,
+    /// What computes.
+    pub device: ComputeDevice,
 }
 
 impl Default for Asked {
@@ -30,6 +32,7 @@ impl Default for Asked {
             n_ctx: None,
             request: Request::default(),
             rotate: true,
+            device: ComputeDevice::Cpu,
         }
     }
 }
@@ -99,6 +102,7 @@ pub fn plan(
         ubatch: usize::try_from(request.n_ubatch).unwrap_or(usize::MAX),
         placing: placing(&plan),
         rotate: asked.rotate,
+        device: asked.device,
     };
     Ok(SessionPlan {
         plan,

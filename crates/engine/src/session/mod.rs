@@ -9,7 +9,7 @@ pub use crate::kv::file::SessionFileError;
 pub use crate::kv::{Placing, Spread};
 pub use cpu::attention::KvType;
 
-use crate::backend::{Backend, CELLS, Cpu, KvShape, LOGIT_ROWS};
+use crate::backend::{Backend, CELLS, Cpu, Cuda, KvShape, LOGIT_ROWS};
 use crate::error::Error;
 use crate::kv::Cache;
 use crate::kv::file::Origin;
@@ -42,6 +42,18 @@ pub struct SessionOptions {
     pub placing: Placing,
     /// Whether what is stored in 4 bits is rotated first, where heads allow it.
     pub rotate: bool,
+    /// What computes.
+    pub device: ComputeDevice,
+}
+
+/// What a session computes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ComputeDevice {
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// An NVIDIA GPU, by its number.
+    Cuda(usize),
 }
 
 impl SessionOptions {
@@ -54,6 +66,7 @@ impl SessionOptions {
             ubatch: UBATCH_DEFAULT,
             placing: Placing::RESIDENT,
             rotate: true,
+            device: ComputeDevice::Cpu,
         }
     }
 
@@ -96,7 +109,24 @@ pub struct SequenceId(usize);
 pub struct Session<'m> {
     model: &'m Model,
     options: SessionOptions,
-    run: Run<Cpu<'m>>,
+    run: On<'m>,
+}
+
+/// A session on one of the backends.
+#[derive(Debug)]
+enum On<'m> {
+    Cpu(Box<Run<Cpu<'m>>>),
+    Cuda(Box<Run<Cuda<'m>>>),
+}
+
+/// Evaluates an expression with the session on whatever backend it is.
+macro_rules! on {
+    ($session:expr, $run:ident => $e:expr) => {
+        match $session {
+            On::Cpu($run) => $e,
+            On::Cuda($run) => $e,
+        }
+    };
 }
 
 /// A session on some backend.
@@ -105,6 +135,74 @@ struct Run<B: Backend> {
     backend: B,
     cache: Cache<B>,
     work: Work<B>,
+}
+
+impl<B: Backend> Run<B> {
+    fn new(mut backend: B, cache: Cache<B>, ubatch: usize) -> Result<Self, Error> {
+        backend.make_slots(cache.slots(), cache.shape().block_bytes())?;
+        let work = Work::new(&backend, ubatch)?;
+        Ok(Self {
+            backend,
+            cache,
+            work,
+        })
+    }
+
+    fn prefill(
+        &mut self,
+        model: &Model,
+        options: &SessionOptions,
+        tokens: &[u32],
+        wanted: &mut Wanted<'_>,
+    ) -> Result<(), Error> {
+        let rotation = options.rotation(model.config());
+        let Self {
+            backend,
+            cache,
+            work,
+        } = self;
+        let mut rest = tokens;
+        while !rest.is_empty() {
+            let (position, most) = (cache.n(), options.ubatch.min(cache.chunk_max()));
+            let (chunk, later) = rest.split_at(most.min(rest.len()));
+            rest = later;
+            cache.begin(backend, chunk.len(), false)?;
+            work.forward(backend, model, cache, rotation, chunk);
+            match wanted {
+                Wanted::None => backend.finish()?,
+                Wanted::Last if rest.is_empty() => {
+                    work.logits(backend, chunk.len() - 1..chunk.len())?;
+                }
+                Wanted::Last => backend.finish()?,
+                Wanted::All(each) => {
+                    let n_vocab = model.config().n_vocab;
+                    for first in (0..chunk.len()).step_by(LOGIT_ROWS) {
+                        let rows = first..chunk.len().min(first + LOGIT_ROWS);
+                        let logits = work.logits(backend, rows)?;
+                        for (t, logits) in logits.chunks_exact(n_vocab).enumerate() {
+                            if each(position + first + t, logits).is_break() {
+                                return Ok(());
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn decode(&mut self, model: &Model, options: &SessionOptions, token: u32) -> Result<(), Error> {
+        let rotation = options.rotation(model.config());
+        let Self {
+            backend,
+            cache,
+            work,
+        } = self;
+        cache.begin(backend, 1, true)?;
+        work.forward(backend, model, cache, rotation, &[token]);
+        work.logits(backend, 0..1)?;
+        Ok(())
+    }
 }
 
 impl<'m> Session<'m> {
@@ -135,23 +233,27 @@ impl<'m> Session<'m> {
         let c = model.config();
         let (type_k, type_v) = (options.type_k, options.type_v);
         let shape = KvShape::new(c.heads_kv, c.head_k, c.head_v, type_k, type_v)?;
-        let cache = Cache::new(c, shape, n_ctx, ubatch, placing);
         let memory = |source| Error::Memory {
             what: format!("work space for {ubatch} tokens"),
             source,
         };
-        let in_parts = cache.slots() > 0;
-        let mut backend = Cpu::new(model, &shape, ubatch, n_ctx, in_parts).map_err(memory)?;
-        backend.make_slots(cache.slots(), shape.block_bytes())?;
-        let work = Work::new(&backend, ubatch)?;
+        let run = match options.device {
+            ComputeDevice::Cpu => {
+                let cache = Cache::new(c, shape, n_ctx, ubatch, placing);
+                let in_parts = cache.slots() > 0;
+                let backend = Cpu::new(model, &shape, ubatch, n_ctx, in_parts).map_err(memory)?;
+                On::Cpu(Box::new(Run::new(backend, cache, ubatch)?))
+            }
+            ComputeDevice::Cuda(ordinal) => {
+                let cache = Cache::new(c, shape, n_ctx, ubatch, placing);
+                let backend = Cuda::new(model, ordinal, &shape, ubatch, n_ctx)?;
+                On::Cuda(Box::new(Run::new(backend, cache, ubatch)?))
+            }
+        };
         Ok(Self {
             model,
             options,
-            run: Run {
-                backend,
-                cache,
-                work,
-            },
+            run,
         })
     }
 
@@ -167,7 +269,7 @@ impl<'m> Session<'m> {
 
     /// Positions of the selected sequence that are taken.
     pub fn n_past(&self) -> usize {
-        self.run.cache.n()
+        on!(&self.run, run => run.cache.n())
     }
 
     /// Tokens a chunk.
@@ -182,22 +284,22 @@ impl<'m> Session<'m> {
 
     /// Bytes of the cache when the context is full, staging slots not counted.
     pub fn kv_bytes(&self) -> u64 {
-        self.run.cache.bytes()
+        on!(&self.run, run => run.cache.bytes())
     }
 
     /// Bytes of the work space.
     pub fn work_bytes(&self) -> u64 {
-        self.run.backend.bytes() + self.run.work.bytes()
+        on!(&self.run, run => run.backend.bytes() + run.work.bytes())
     }
 
     /// Bytes of what streaming needs beside that.
     pub fn staging_bytes(&self) -> u64 {
-        self.run.backend.staging_bytes()
+        on!(&self.run, run => run.backend.staging_bytes())
     }
 
     /// Where the cells that are there lie now.
     pub fn spread(&self) -> Spread {
-        self.run.cache.spread()
+        on!(&self.run, run => run.cache.spread())
     }
 
     /// Takes tokens of a prompt, a ubatch at a time.
@@ -207,40 +309,8 @@ impl<'m> Session<'m> {
     /// of the chunks that were done.
     pub fn prefill(&mut self, tokens: &[u32], mut wanted: Wanted<'_>) -> Result<(), Error> {
         self.check(tokens)?;
-        let rotation = self.options.rotation(self.model.config());
-        let Run {
-            backend,
-            cache,
-            work,
-        } = &mut self.run;
-        let mut rest = tokens;
-        while !rest.is_empty() {
-            let (position, most) = (cache.n(), self.options.ubatch.min(cache.chunk_max()));
-            let (chunk, later) = rest.split_at(most.min(rest.len()));
-            rest = later;
-            cache.begin(backend, chunk.len(), false)?;
-            work.forward(backend, self.model, cache, rotation, chunk);
-            match &mut wanted {
-                Wanted::None => {}
-                Wanted::Last if rest.is_empty() => {
-                    work.logits(backend, chunk.len() - 1..chunk.len())?;
-                }
-                Wanted::Last => {}
-                Wanted::All(each) => {
-                    let n_vocab = self.model.config().n_vocab;
-                    for first in (0..chunk.len()).step_by(LOGIT_ROWS) {
-                        let rows = first..chunk.len().min(first + LOGIT_ROWS);
-                        let logits = work.logits(backend, rows)?;
-                        for (t, logits) in logits.chunks_exact(n_vocab).enumerate() {
-                            if each(position + first + t, logits).is_break() {
-                                return Ok(());
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        Ok(())
+        let (model, options) = (self.model, &self.options);
+        on!(&mut self.run, run => run.prefill(model, options, tokens, &mut wanted))
     }
 
     /// Takes one generated token; its logits are in [`Session::logits`] afterwards. Where cells are in host memory the CPU takes its
@@ -250,54 +320,46 @@ impl<'m> Session<'m> {
     /// As [`Session::prefill`].
     pub fn decode(&mut self, token: u32) -> Result<(), Error> {
         self.check(&[token])?;
-        let rotation = self.options.rotation(self.model.config());
-        let Run {
-            backend,
-            cache,
-            work,
-        } = &mut self.run;
-        cache.begin(backend, 1, true)?;
-        work.forward(backend, self.model, cache, rotation, &[token]);
-        work.logits(backend, 0..1)?;
-        Ok(())
+        let (model, options) = (self.model, &self.options);
+        on!(&mut self.run, run => run.decode(model, options, token))
     }
 
     /// The logits `[V]` of the last token that [`Wanted::Last`] or [`Session::decode`] was for.
     pub fn logits(&self) -> &[f32] {
-        self.run.backend.logits(1)
+        on!(&self.run, run => run.backend.logits(1))
     }
 
     /// Forgets the tokens of the selected sequence but the first `n`. Layers with a window keep only a ring of cells: where what a token
     /// at `n` would see is gone, all tokens are forgotten. Returns how many are kept.
     pub fn truncate(&mut self, n: usize) -> usize {
-        self.run.cache.truncate(n)
+        on!(&mut self.run, run => run.cache.truncate(n))
     }
 
     /// Removes some tokens of the selected sequence: those after them keep their positions, and later ones no longer see them. Positions are
     /// never shifted, so removing tokens makes no room. A range that reaches the end is cut off. Returns how many positions are
     /// taken then.
     pub fn remove(&mut self, positions: Range<usize>) -> usize {
-        self.run.cache.remove(positions)
+        on!(&mut self.run, run => run.cache.remove(positions))
     }
 
     /// A sequence that begins as a copy of the selected one. The two share the memory of what they have in common.
     pub fn fork(&mut self) -> SequenceId {
-        SequenceId(self.run.cache.fork())
+        SequenceId(on!(&mut self.run, run => run.cache.fork()))
     }
 
     /// The selected sequence.
     pub fn selected(&self) -> SequenceId {
-        SequenceId(self.run.cache.selected())
+        SequenceId(on!(&self.run, run => run.cache.selected()))
     }
 
     /// Selects a sequence. Returns whether it exists.
     pub fn select(&mut self, sequence: SequenceId) -> bool {
-        self.run.cache.select(sequence.0)
+        on!(&mut self.run, run => run.cache.select(sequence.0))
     }
 
     /// Forgets a sequence that is not the selected one. Returns whether it existed.
     pub fn forget(&mut self, sequence: SequenceId) -> bool {
-        self.run.cache.forget(sequence.0)
+        on!(&mut self.run, run => run.cache.forget(sequence.0))
     }
 
     /// Writes the selected sequence's cells, and the tokens that they are of, to a file. Whatever happens, the file is then the old or the
@@ -310,8 +372,8 @@ impl<'m> Session<'m> {
     /// If there are not as many tokens as positions.
     pub fn save(&self, tokens: &[u32], path: &Path) -> Result<(), SessionFileError> {
         assert_eq!(tokens.len(), self.n_past(), "tokens of all positions");
-        let Run { backend, cache, .. } = &self.run;
-        cache.save(backend, &self.origin(), tokens, path)
+        let origin = self.origin();
+        on!(&self.run, run => run.cache.save(&run.backend, &origin, tokens, path))
     }
 
     /// Replaces the selected sequence by one from a file. Returns its tokens. After an error the sequence is as it was, or empty if memory
@@ -321,8 +383,7 @@ impl<'m> Session<'m> {
     /// If the file cannot be read, is damaged, or of another model or other cache types, or has no room.
     pub fn restore(&mut self, path: &Path) -> Result<Vec<u32>, SessionFileError> {
         let origin = self.origin();
-        let Run { backend, cache, .. } = &mut self.run;
-        cache.restore(backend, &origin, path)
+        on!(&mut self.run, run => run.cache.restore(&mut run.backend, &origin, path))
     }
 
     fn origin(&self) -> Origin {

@@ -8,6 +8,7 @@ pub mod plan;
 pub mod probe;
 pub mod pull;
 pub mod run;
+pub mod selftest;
 pub mod tokenize;
 
 use std::path::PathBuf;
@@ -31,6 +32,7 @@ pub fn dispatch(cli: &Cli) -> Result<()> {
         Command::Info(args) => info::run(args, common),
         Command::Plan(args) => plan::run(args, common),
         Command::Probe(args) => probe::run(args, common),
+        Command::Selftest(args) => selftest::run(args, common),
         Command::Tokenize(args) => tokenize::run(args, common),
     }
 }

@@ -1,0 +1,120 @@
+//! Attention over blocks that are borrowed for the call, so that nothing dangles.
+
+use super::layout::{KvBlock, Partials, Table};
+use super::prefill::{Spans, Step};
+use super::{Attention, Params};
+use crate::error::Error;
+use crate::kernel::Start;
+use crate::memory::Buffer;
+use crate::stream::Stream;
+
+/// Some cells of a block.
+#[derive(Debug, Clone)]
+pub struct Over<'a> {
+    /// What holds the block, from byte `offset` on.
+    pub slab: &'a Buffer<u8>,
+    /// Where in the slab.
+    pub offset: usize,
+    /// The block's number in the sequence.
+    pub index: usize,
+    /// Cells of it that are there: first, and one past the last.
+    pub cells: (usize, usize),
+}
+
+impl Attention {
+    /// Makes `table` the list of these blocks, unless it is; partial results go to slots from `first_slot` on.
+    fn list(
+        &self,
+        stream: &Stream,
+        table: &mut Table,
+        over: &[Over<'_>],
+        first_slot: usize,
+    ) -> Result<(), Error> {
+        let block = |(i, o): (usize, &Over<'_>)| {
+            let cells = o.cells.0..o.cells.1;
+            KvBlock::new(
+                &self.shape,
+                o.slab,
+                o.offset,
+                o.index,
+                cells,
+                first_slot + i,
+            )
+        };
+        let blocks: Vec<KvBlock> = over
+            .iter()
+            .enumerate()
+            .map(block)
+            .collect::<Result<_, _>>()?;
+        if blocks == table.blocks() {
+            return Ok(());
+        }
+        // SAFETY: the slabs are borrowed while the work that uses the list is given to the stream; a buffer that is dropped
+        // later waits for that work, and every use of the table comes through here, with blocks that live.
+        unsafe { table.set(stream, &blocks) }
+    }
+
+    /// [`Attention::append`] to one block.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn append_to(
+        &self,
+        stream: &Stream,
+        table: &mut Table,
+        block: &Over<'_>,
+        position: &Buffer<u32>,
+        tokens: usize,
+        k: &Buffer<f32>,
+        v: &Buffer<f32>,
+    ) -> Result<(), Error> {
+        self.list(stream, table, std::slice::from_ref(block), 0)?;
+        self.append(stream, Start::After, table, position, tokens, k, v)
+    }
+
+    /// [`Attention::decode`] over some blocks, whose partial results go to slots from `first_slot` on.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn decode_over(
+        &self,
+        stream: &Stream,
+        table: &mut Table,
+        over: &[Over<'_>],
+        first_slot: usize,
+        position: &Buffer<u32>,
+        params: &Params,
+        q: &Buffer<f32>,
+        partials: &mut Partials,
+    ) -> Result<(), Error> {
+        self.list(stream, table, over, first_slot)?;
+        self.decode(stream, Start::After, table, position, params, q, partials)
+    }
+
+    /// [`Attention::prefill`] over some blocks, without sinks.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn prefill_over(
+        &self,
+        stream: &Stream,
+        table: &mut Table,
+        over: &[Over<'_>],
+        params: &Params,
+        position: usize,
+        tokens: usize,
+        q: &Buffer<f32>,
+        step: Step,
+        spans: &mut Spans,
+        out: &mut Buffer<f32>,
+    ) -> Result<(), Error> {
+        self.list(stream, table, over, 0)?;
+        self.prefill(
+            stream,
+            Start::After,
+            table,
+            params,
+            position,
+            tokens,
+            q,
+            step,
+            None,
+            spans,
+            out,
+        )
+    }
+}

@@ -1,0 +1,635 @@
+//! An NVIDIA GPU. Operations are begun in the order of the calls, in one stream; what fails is remembered until
+//! [`Backend::finish`].
+
+use super::{At, Attending, Backend, CELLS, KvShape, LOGIT_ROWS, Placed, Step};
+use crate::error::Error;
+use crate::model::rope::Frequencies;
+use crate::model::{Layer, Linear, Matrix, Model, Vector};
+use cuda::attention::{
+    Attention, KvShape as DeviceShape, KvType as DeviceType, Over, Params, Part, Partials, Parts,
+    Spans, Step as DeviceStep, Table,
+};
+use cuda::kernel::Start;
+use cuda::ops::{Angles, Delta, Gate, Heads, Ops, RopePairs, Rotation};
+use cuda::product::Target;
+use cuda::{Acts, Buffer, Device, Pinned, Product, Quantiser, Stream, Weights};
+use quant::act::{BLOCK32, BLOCK256, Passes};
+use quant::product::act_block;
+use std::ops::Range;
+
+/// Spans of a prompt's attention that are done side by side.
+const SPANS_AT_ONCE: usize = 4;
+
+/// A model on a device, and what its operations work in.
+#[derive(Debug)]
+pub(crate) struct Cuda<'m> {
+    model: &'m Model,
+    stream: Stream,
+    weights: OnDevice,
+    quantiser: Quantiser,
+    acts32: Acts,
+    acts256: Acts,
+    ops: Ops,
+    attention: Attention,
+    /// A list a layer of what its attention reads, and of the block that its cells are written to.
+    tables: Vec<[Table; 2]>,
+    partials: Partials,
+    parts: Parts,
+    /// What `parts` holds, and what the step has so far.
+    folded: Vec<Part>,
+    collected: Vec<Part>,
+    /// Partials of the step so far.
+    slots_used: usize,
+    spans: Spans,
+    /// Of the first token.
+    position: Buffer<u32>,
+    ids: Buffer<i32>,
+    /// Cosines and sines of the chunk's positions, for layers without and with a window.
+    angles: [[Buffer<f32>; 2]; 2],
+    slots: Vec<Buffer<u8>>,
+    last: [Buffer<f32>; 2],
+    logits: Buffer<f32>,
+    host_logits: Pinned<f32>,
+    failed: Option<cuda::Error>,
+}
+
+/// Weights, and the kernels of their formats.
+#[derive(Debug)]
+struct OnDevice {
+    matrices: Vec<Weights>,
+    /// Which of the products multiplies each.
+    product_of: Vec<usize>,
+    products: Vec<Product>,
+    /// By number; empty where no operation reads one.
+    vectors: Vec<Option<Buffer<f32>>>,
+}
+
+impl OnDevice {
+    fn new(model: &Model, stream: &Stream) -> Result<Self, cuda::Error> {
+        let mut on_device = Self {
+            matrices: Vec::new(),
+            product_of: Vec::new(),
+            products: Vec::new(),
+            vectors: Vec::new(),
+        };
+        for matrix in model.matrices() {
+            let ty = matrix.ty();
+            let known = on_device.products.iter().position(|p| p.ty() == ty);
+            let product = match known {
+                Some(product) => product,
+                None => {
+                    let product = Product::new(stream.device(), ty, Target::Best)?;
+                    on_device.products.push(product);
+                    on_device.products.len() - 1
+                }
+            };
+            let view = matrix.view(&model.weights);
+            debug_assert_eq!(matrix.index(), on_device.matrices.len());
+            on_device.matrices.push(Weights::upload(stream, &view)?);
+            on_device.product_of.push(product);
+        }
+        for vector in model.vectors() {
+            let room = on_device.vectors.len().max(vector.index() + 1);
+            on_device.vectors.resize_with(room, || None);
+            on_device.vectors[vector.index()] = Some(Buffer::from_slice(stream, vector)?);
+        }
+        Ok(on_device)
+    }
+
+    fn matrix(&self, matrix: &Matrix) -> (&Weights, &Product) {
+        let index = matrix.index();
+        (
+            &self.matrices[index],
+            &self.products[self.product_of[index]],
+        )
+    }
+
+    fn vector(&self, vector: &Vector) -> &Buffer<f32> {
+        let found = self.vectors[vector.index()].as_ref();
+        found.expect("vectors that operations read were copied")
+    }
+}
+
+fn device_shape(shape: &KvShape) -> DeviceShape {
+    let ty = |ty: cpu::attention::KvType| {
+        let name = ty.name();
+        let known = DeviceType::ALL.into_iter().find(|t| t.name() == name);
+        known.expect("both know the same types")
+    };
+    DeviceShape {
+        heads: shape.heads,
+        c_k: shape.c_k,
+        c_v: shape.c_v,
+        type_k: ty(shape.type_k),
+        type_v: ty(shape.type_v),
+    }
+}
+
+impl<'m> Cuda<'m> {
+    /// Copies a model's weights to a device, and takes work space for up to `ubatch` tokens over up to `n_ctx` cells.
+    pub(crate) fn new(
+        model: &'m Model,
+        ordinal: usize,
+        shape: &KvShape,
+        ubatch: usize,
+        n_ctx: usize,
+    ) -> Result<Self, cuda::Error> {
+        let c = model.config();
+        let device = Device::open(ordinal)?;
+        let stream = device.stream()?;
+        let shape = device_shape(shape);
+        let attention = Attention::new(&device, Target::Best, shape, c.heads)?;
+        // A block with cells removed from its middle is several.
+        let blocks = 2 * n_ctx.div_ceil(CELLS) + 1;
+        let table = |capacity| Table::new(&stream, capacity);
+        let tables = (0..c.n_layer)
+            .map(|_| Ok([table(blocks)?, table(1)?]))
+            .collect::<Result<_, cuda::Error>>()?;
+        let widest = c.ff.max(c.width).max(c.heads * c.head_v);
+        let zeros = |len: usize| Buffer::zeroed(&stream, len);
+        let angles = |frequencies: &Frequencies| {
+            let n = (ubatch * frequencies.pairs()).max(1);
+            Ok::<_, cuda::Error>([zeros(n)?, zeros(n)?])
+        };
+        let spans = Spans::values(&shape, c.heads, ubatch, SPANS_AT_ONCE);
+        let rows = LOGIT_ROWS.min(ubatch);
+        Ok(Self {
+            model,
+            weights: OnDevice::new(model, &stream)?,
+            quantiser: Quantiser::new(&device)?,
+            acts32: Acts::new(&stream, ubatch.max(LOGIT_ROWS), widest)?,
+            acts256: Acts::new(&stream, ubatch.max(LOGIT_ROWS), widest)?,
+            ops: Ops::new(&device, Target::Best)?,
+            tables,
+            partials: Partials::new(&stream, &shape, c.heads, blocks)?,
+            parts: Parts::new(&stream, blocks)?,
+            folded: Vec::new(),
+            collected: Vec::new(),
+            slots_used: 0,
+            spans: Spans::new(&stream, spans)?,
+            attention,
+            position: zeros_of(&stream, 1)?,
+            ids: zeros_of(&stream, ubatch)?,
+            angles: [angles(&model.rope)?, angles(&model.rope_windowed)?],
+            slots: Vec::new(),
+            last: [zeros(LOGIT_ROWS * c.width)?, zeros(LOGIT_ROWS * c.width)?],
+            logits: zeros(rows * c.n_vocab)?,
+            host_logits: Pinned::new(&device, rows * c.n_vocab)?,
+            failed: None,
+            stream,
+        })
+    }
+
+    /// Remembers the first failure; nothing is begun after it.
+    fn run(&mut self, op: impl FnOnce(&mut Self) -> Result<(), cuda::Error>) {
+        if self.failed.is_none() {
+            self.failed = op(self).err();
+        }
+    }
+
+    /// Products of one input, quantised for each kind of block once.
+    fn products(
+        &mut self,
+        x: &Buffer<f32>,
+        tokens: usize,
+        passes: Passes,
+        outputs: &mut [(&Linear, &mut Buffer<f32>)],
+    ) -> Result<(), cuda::Error> {
+        let mut quantised = [false; 2];
+        for (linear, out) in outputs {
+            let (w, product) = self.weights.matrix(&linear.w);
+            let (stream, k) = (&self.stream, linear.w.k());
+            match act_block(linear.w.ty()) {
+                None => product.float(stream, Start::After, w, x, tokens, out)?,
+                Some(block) => {
+                    let (acts, done) = match block {
+                        BLOCK32 => (&mut self.acts32, &mut quantised[0]),
+                        _ => (&mut self.acts256, &mut quantised[1]),
+                    };
+                    if !*done {
+                        let shape = cuda::acts::Shape {
+                            tokens,
+                            k,
+                            block,
+                            passes,
+                        };
+                        self.quantiser
+                            .quantise(stream, Start::After, x, shape, acts)?;
+                        *done = true;
+                    }
+                    product.quantised(stream, Start::After, w, acts, out)?;
+                }
+            }
+            if let Some(bias) = &linear.bias {
+                let bias = self.weights.vector(bias);
+                let n = linear.w.n();
+                self.ops
+                    .add_bias(stream, Start::After, tokens, n, out, bias)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn zeros_of<T: cuda::Plain>(stream: &Stream, len: usize) -> Result<Buffer<T>, cuda::Error> {
+    Buffer::zeroed(stream, len)
+}
+
+impl Backend for Cuda<'_> {
+    // Streams all of the tail until the CPU's results can be handed over.
+    const CPU_SHARES: bool = false;
+
+    type Array = Buffer<f32>;
+    type Slab = Buffer<u8>;
+    type HostSlab = Pinned<u8>;
+
+    fn model(&self) -> &Model {
+        self.model
+    }
+
+    fn bytes(&self) -> u64 {
+        let angles = self
+            .angles
+            .iter()
+            .flatten()
+            .map(Buffer::bytes)
+            .sum::<usize>();
+        let last = self.last.iter().map(Buffer::bytes).sum::<usize>();
+        let acts = self.acts32.device_bytes() + self.acts256.device_bytes();
+        (angles + last + acts + self.logits.bytes() + self.partials.values().bytes()) as u64
+    }
+
+    fn staging_bytes(&self) -> u64 {
+        self.slots.iter().map(|s| s.bytes() as u64).sum()
+    }
+
+    fn array(&self, len: usize) -> Result<Buffer<f32>, Error> {
+        Ok(Buffer::zeroed(&self.stream, len)?)
+    }
+
+    fn slab(&self, bytes: usize) -> Result<Buffer<u8>, Error> {
+        Ok(Buffer::zeroed(&self.stream, bytes)?)
+    }
+
+    fn host_slab(&self, bytes: usize) -> Result<Pinned<u8>, Error> {
+        Ok(Pinned::new(self.stream.device(), bytes)?)
+    }
+
+    fn spill(&mut self, from: &Buffer<u8>, to: &mut Pinned<u8>) {
+        self.run(|b| from.download(&b.stream, to));
+    }
+
+    fn fetch(&mut self, from: &Pinned<u8>, to: &mut Buffer<u8>) {
+        self.run(|b| to.upload(&b.stream, from));
+    }
+
+    fn duplicate(&mut self, from: &Buffer<u8>, to: &mut Buffer<u8>) {
+        self.run(|b| to.copy_from(&b.stream, 0, from, 0..from.len()));
+    }
+
+    fn save(&self, from: &Buffer<u8>, to: &mut Vec<u8>) -> Result<(), Error> {
+        to.extend(from.to_vec(&self.stream)?);
+        Ok(())
+    }
+
+    fn save_host(&self, from: &Pinned<u8>, to: &mut Vec<u8>) {
+        to.extend_from_slice(from);
+    }
+
+    fn restore(&mut self, from: &[u8], to: &mut Buffer<u8>) {
+        self.run(|b| to.upload(&b.stream, from));
+    }
+
+    fn make_slots(&mut self, slots: usize, bytes: usize) -> Result<(), Error> {
+        self.slots = (0..slots)
+            .map(|_| Buffer::zeroed(&self.stream, bytes))
+            .collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    fn stage(&mut self, from: &Pinned<u8>, at: Range<usize>, slot: usize) {
+        self.run(|b| b.slots[slot].upload_at(&b.stream, 0, &from[at]));
+    }
+
+    fn begin(&mut self, position: usize, tokens: usize) {
+        self.run(|b| {
+            let first = u32::try_from(position).unwrap_or(u32::MAX);
+            b.position.upload(&b.stream, &[first])?;
+            let frequencies = [&b.model.rope, &b.model.rope_windowed];
+            for (angles, frequencies) in b.angles.iter_mut().zip(frequencies) {
+                let n = frequencies.pairs();
+                let (mut cos, mut sin) = (vec![0.0; tokens * n], vec![0.0; tokens * n]);
+                for t in 0..tokens {
+                    let at = t * n..(t + 1) * n;
+                    frequencies.at(position + t, &mut cos[at.clone()], &mut sin[at]);
+                }
+                for (buffer, values) in angles.iter_mut().zip([cos, sin]) {
+                    buffer.upload_at(&b.stream, 0, &values)?;
+                }
+            }
+            Ok(())
+        });
+    }
+
+    fn embed(&mut self, tokens: &[u32], x: &mut Buffer<f32>) {
+        self.run(|b| {
+            let ids: Vec<i32> = tokens.iter().map(|&t| t as i32).collect();
+            b.ids.upload_at(&b.stream, 0, &ids)?;
+            let c = b.model.config();
+            let (w, product) = b.weights.matrix(&b.model.embedding);
+            product.decode_rows(&b.stream, Start::After, w, &b.ids, ids.len(), x)?;
+            if c.embedding_scale != 1.0 {
+                let n = ids.len() * c.width;
+                b.ops
+                    .scale(&b.stream, Start::After, n, x, c.embedding_scale)?;
+            }
+            Ok(())
+        });
+    }
+
+    fn norm(&mut self, x: &Buffer<f32>, weight: &Vector, tokens: usize, out: &mut Buffer<f32>) {
+        self.run(|b| {
+            let (c, w) = (b.model.config(), b.weights.vector(weight));
+            let (width, eps) = (c.width, c.norm_eps);
+            b.ops
+                .norm(&b.stream, Start::After, tokens, width, eps, x, w, out)
+        });
+    }
+
+    fn project<const N: usize>(
+        &mut self,
+        x: &Buffer<f32>,
+        tokens: usize,
+        mut outputs: [(&Linear, &mut Buffer<f32>); N],
+    ) {
+        self.run(|b| b.products(x, tokens, Passes::One, &mut outputs));
+    }
+
+    fn turn(
+        &mut self,
+        layer: &Layer,
+        windowed: bool,
+        tokens: usize,
+        q: &mut Buffer<f32>,
+        k: &mut Buffer<f32>,
+    ) {
+        self.run(|b| {
+            let c = b.model.config();
+            let [cos, sin] = &b.angles[usize::from(windowed)];
+            let rope = if windowed {
+                &b.model.rope_windowed
+            } else {
+                &b.model.rope
+            };
+            let angles = Angles {
+                cos,
+                sin,
+                pairs: rope.pairs(),
+                which: match c.rope_pairs {
+                    cpu::ops::RopePairs::Neighbours => RopePairs::Neighbours,
+                    cpu::ops::RopePairs::Halves => RopePairs::Halves,
+                },
+                position: None,
+            };
+            for (x, heads, norm) in [(q, c.heads, &layer.q_norm), (k, c.heads_kv, &layer.k_norm)] {
+                let what = Heads {
+                    bias: None,
+                    norm: norm.as_ref().map(|norm| b.weights.vector(norm)),
+                    angles: Some(angles),
+                    rotation: Rotation::None,
+                };
+                let (size, eps) = (c.head_k, c.norm_eps);
+                b.ops
+                    .heads(&b.stream, Start::After, tokens, heads, size, eps, x, &what)?;
+            }
+            Ok(())
+        });
+    }
+
+    fn rotate(&mut self, head: usize, tokens: usize, row: usize, x: &mut Buffer<f32>) {
+        self.run(|b| {
+            let what = Heads {
+                rotation: Rotation::Hadamard,
+                ..Heads::default()
+            };
+            let heads = row / head;
+            b.ops
+                .heads(&b.stream, Start::After, tokens, heads, head, 0.0, x, &what)
+        });
+    }
+
+    fn append(
+        &mut self,
+        attending: &Attending<'_>,
+        slab: &mut Buffer<u8>,
+        block: usize,
+        _tokens: Range<usize>,
+        k: &Buffer<f32>,
+        v: &Buffer<f32>,
+    ) {
+        // The kernel leaves out what is not of this block.
+        self.run(|b| {
+            let block = Over {
+                slab,
+                offset: attending.at.start,
+                index: block,
+                cells: (0, CELLS),
+            };
+            let [_, table] = &mut b.tables[attending.layer];
+            b.attention.append_to(
+                &b.stream,
+                table,
+                &block,
+                &b.position,
+                attending.tokens,
+                k,
+                v,
+            )
+        });
+    }
+
+    fn attend(
+        &mut self,
+        attending: &Attending<'_>,
+        q: &Buffer<f32>,
+        spans: &[Placed<'_, Self>],
+        step: Step,
+        out: &mut Buffer<f32>,
+    ) {
+        self.run(|b| {
+            let c = b.model.config();
+            let params = Params {
+                scale: c.attention_scale,
+                soft_cap: c.attention_soft_cap,
+                window: attending.window,
+            };
+            let over: Vec<Over<'_>> = spans
+                .iter()
+                .map(|span| {
+                    let (slab, offset) = match &span.at {
+                        At::Device(slab) => (*slab, attending.at.start),
+                        At::Staged(slot) => (&b.slots[*slot], 0),
+                        At::Host(_) => unreachable!("the CPU takes no share"),
+                    };
+                    Over {
+                        slab,
+                        offset,
+                        index: span.index,
+                        cells: span.cells,
+                    }
+                })
+                .collect();
+            let [table, _] = &mut b.tables[attending.layer];
+            let stream = &b.stream;
+            if !attending.generated {
+                let step = DeviceStep {
+                    first: step.first,
+                    last: step.last,
+                };
+                return b.attention.prefill_over(
+                    stream,
+                    table,
+                    &over,
+                    &params,
+                    attending.position,
+                    attending.tokens,
+                    q,
+                    step,
+                    &mut b.spans,
+                    out,
+                );
+            }
+            if step.first {
+                b.slots_used = 0;
+            }
+            let first = b.slots_used;
+            let position = &b.position;
+            let partials = &mut b.partials;
+            b.attention
+                .decode_over(stream, table, &over, first, position, &params, q, partials)?;
+            b.slots_used += over.len();
+            // What parts there are is known when the last has come; until then they are collected.
+            let new = over.iter().enumerate().map(|(i, o)| Part::Block {
+                index: o.index,
+                slot: first + i,
+            });
+            if step.first {
+                b.collected.clear();
+            }
+            b.collected.extend(new);
+            if !step.last {
+                return Ok(());
+            }
+            if b.folded != b.collected {
+                b.parts.set(stream, &b.collected)?;
+                b.folded.clone_from(&b.collected);
+            }
+            let (attention, parts) = (&b.attention, &b.parts);
+            attention.fold(stream, Start::After, parts, &b.partials, None, None, out)
+        });
+    }
+
+    fn gate(&mut self, tokens: usize, gate: &mut Buffer<f32>, up: &Buffer<f32>) {
+        self.run(|b| {
+            let c = b.model.config();
+            let f = match c.gate {
+                cpu::ops::Gate::Silu => Gate::Silu,
+                cpu::ops::Gate::Gelu => Gate::Gelu,
+            };
+            b.ops
+                .gated(&b.stream, Start::After, f, tokens * c.ff, gate, up)
+        });
+    }
+
+    fn down(&mut self, down: &Linear, gate: &Buffer<f32>, tokens: usize, delta: &mut Buffer<f32>) {
+        let passes = if act_block(down.w.ty()) == Some(BLOCK256) {
+            Passes::Two
+        } else {
+            Passes::One
+        };
+        self.run(|b| b.products(gate, tokens, passes, &mut [(down, delta)]));
+    }
+
+    fn add(
+        &mut self,
+        delta: &Buffer<f32>,
+        norm: Option<&Vector>,
+        tokens: usize,
+        _normed: &mut Buffer<f32>,
+        x: &mut Buffer<f32>,
+    ) {
+        self.run(|b| {
+            let c = b.model.config();
+            let delta = Delta {
+                first: delta,
+                second: None,
+                bias: None,
+                norm: norm.map(|norm| b.weights.vector(norm)),
+            };
+            let (width, eps) = (c.width, c.norm_eps);
+            b.ops.residual_norm(
+                &b.stream,
+                Start::After,
+                tokens,
+                width,
+                eps,
+                x,
+                Some(delta),
+                None,
+                None,
+            )
+        });
+    }
+
+    fn compute_logits(&mut self, x: &Buffer<f32>, rows: Range<usize>) {
+        self.run(|b| {
+            let (model, n) = (b.model, rows.len());
+            let c = model.config();
+            let [copied, normed] = &mut b.last;
+            copied.copy_from(&b.stream, 0, x, rows.start * c.width..rows.end * c.width)?;
+            let w = b.weights.vector(&model.output_norm);
+            let (width, eps) = (c.width, c.norm_eps);
+            b.ops
+                .norm(&b.stream, Start::After, n, width, eps, copied, w, normed)?;
+            let output = model.output();
+            let (w, product) = b.weights.matrix(output);
+            match act_block(output.ty()) {
+                None => product.float(&b.stream, Start::After, w, normed, n, &mut b.logits)?,
+                Some(block) => {
+                    let acts = if block == BLOCK32 {
+                        &mut b.acts32
+                    } else {
+                        &mut b.acts256
+                    };
+                    let shape = cuda::acts::Shape {
+                        tokens: n,
+                        k: width,
+                        block,
+                        passes: Passes::Two,
+                    };
+                    b.quantiser
+                        .quantise(&b.stream, Start::After, normed, shape, acts)?;
+                    product.quantised(&b.stream, Start::After, w, acts, &mut b.logits)?;
+                }
+            }
+            let values = n * c.n_vocab;
+            if let Some(cap) = c.logit_soft_cap {
+                b.ops
+                    .soft_cap(&b.stream, Start::After, values, &mut b.logits, cap)?;
+            }
+            b.logits
+                .download_at(&b.stream, 0, &mut b.host_logits[..values])
+        });
+    }
+
+    fn logits(&self, n: usize) -> &[f32] {
+        &self.host_logits[..n * self.model.config().n_vocab]
+    }
+
+    fn finish(&mut self) -> Result<(), Error> {
+        match self.failed.take() {
+            Some(error) => Err(error.into()),
+            None => Ok(self.stream.synchronise()?),
+        }
+    }
+}

@@ -1,4 +1,4 @@
-//! `ptx`: compiles `crates/cuda/kernels/*.cu` to PTX beside them. Needs `nvcc`, but no GPU.
+//! `ptx`: compiles `crates/cuda/kernels/*.cu` to compressed PTX beside them. Needs `nvcc`, but no GPU.
 //!
 //! The toolkit's own PTX version would demand a driver of the same age. The kernels use nothing newer than [`PTX_VERSION`], so that
 //! is what their PTX says; the toolkit's assembler is asked whether it agrees.
@@ -6,7 +6,12 @@
 #[path = "../../crates/cuda/kernels/sources.rs"]
 mod sources;
 
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
 use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -64,11 +69,15 @@ pub fn run(args: &PtxArgs) -> Result<()> {
 }
 
 fn compiled(folder: &Path, name: &str, target: &str) -> PathBuf {
-    folder.join("ptx").join(format!("{name}.sm_{target}.ptx"))
+    folder
+        .join("ptx")
+        .join(format!("{name}.sm_{target}.ptx.gz"))
 }
 
 fn is_of(path: &Path, mark: &str) -> bool {
-    std::fs::read_to_string(path).is_ok_and(|text| text.lines().next() == Some(mark))
+    let mut text = String::new();
+    let read = File::open(path).map(|file| GzDecoder::new(file).read_to_string(&mut text));
+    read.is_ok_and(|read| read.is_ok()) && text.lines().next() == Some(mark)
 }
 
 fn compile(nvcc: &Path, folder: &Path, name: &str, target: &str, mark: &str) -> Result<()> {
@@ -92,8 +101,13 @@ fn compile(nvcc: &Path, folder: &Path, name: &str, target: &str, mark: &str) -> 
     let text =
         std::fs::read_to_string(&raw).with_context(|| format!("reading {}", raw.display()))?;
     std::fs::remove_file(&raw)?;
-    std::fs::write(&path, format!("{mark}\n{}", tidy(&text)?))?;
-    let used = assemble(nvcc, &path, target)?;
+    let tidied = format!("{mark}\n{}", tidy(&text)?);
+    std::fs::write(&raw, &tidied)?;
+    let used = assemble(nvcc, &raw, target)?;
+    std::fs::remove_file(&raw)?;
+    let mut to = GzEncoder::new(File::create(&path)?, Compression::best());
+    to.write_all(tidied.as_bytes())?;
+    to.finish()?;
     println!("{name} sm_{target}: {} KB; {used}", text.len() / 1000);
     Ok(())
 }

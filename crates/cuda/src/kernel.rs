@@ -134,7 +134,7 @@ impl Module {
         let text = ptx::of(name, compute).ok_or_else(|| Error::NoModule {
             module: name.into(),
         })?;
-        Self::from_ptx(device, name, text)
+        Self::from_ptx(device, name, &text)
     }
 
     /// Compiles PTX for the device.

@@ -3,6 +3,9 @@
 #[path = "../kernels/sources.rs"]
 mod sources;
 
+use flate2::read::GzDecoder;
+use std::fs::File;
+use std::io::Read;
 use std::path::PathBuf;
 
 fn kernels() -> PathBuf {
@@ -14,9 +17,14 @@ fn compiled() -> Vec<(String, &'static str, String)> {
     let mut all = Vec::new();
     for name in sources::names(&kernels()).expect("the folder of kernels") {
         for target in ["sm_80", "sm_90a"] {
-            let path = kernels().join("ptx").join(format!("{name}.{target}.ptx"));
-            let text = std::fs::read_to_string(&path)
+            let path = kernels()
+                .join("ptx")
+                .join(format!("{name}.{target}.ptx.gz"));
+            let file = File::open(&path)
                 .unwrap_or_else(|e| panic!("{}: {e}; run `xtask ptx`", path.display()));
+            let mut text = String::new();
+            let read = GzDecoder::new(file).read_to_string(&mut text);
+            read.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
             all.push((name.clone(), target, text));
         }
     }

@@ -1,6 +1,17 @@
 // Written by `xtask ptx`.
 const ALL: &[Compiled] = compiled! {
     "acts"
+    "attention"
+    "attention_g1"
+    "attention_g2"
+    "attention_g3"
+    "attention_g4"
+    "attention_g5"
+    "attention_g6"
+    "attention_g7"
+    "attention_g8"
+    "attention_prefill"
+    "ops"
     "product_float"
     "product_iq2_s"
     "product_iq2_xs"

@@ -5,7 +5,7 @@ use super::machine;
 use crate::session::{N_CTX_DEFAULT, Placing, Session, SessionOptions};
 use gguf::GgufFile;
 use place::bytes::{BLOCK_CELLS, KvType};
-use place::cost::{Place, SpillModel};
+use place::cost::{Place, SpillModel, Token};
 use place::decide::{Memory, Plan, Prefer, Request, decide, needs_profile};
 use place::model::Model;
 use place::profile::Profile;
@@ -107,6 +107,24 @@ pub fn plan(
     })
 }
 
+/// The predicted time of a token at some live depth; `None` if the plan does not fit. File, what was asked and machine are those of
+/// [`plan`].
+///
+/// # Errors
+/// If the header describes no model.
+pub fn token_at(
+    file: &GgufFile,
+    asked: &Asked,
+    machine: &Profile,
+    planned: &SessionPlan,
+    depth: u64,
+) -> Result<Option<Token>, place::Error> {
+    let model = describe(file)?;
+    Ok(planned
+        .plan
+        .token_at(&asked.request, &model, machine, depth))
+}
+
 /// Whether the plan of a session depends on what the machine can do, and not on its memory alone.
 ///
 /// # Errors
@@ -182,6 +200,19 @@ pub fn usual_context(model: &Model) -> u64 {
     match model.n_ctx_train {
         0 => most,
         trained => trained.min(most),
+    }
+}
+
+impl SessionPlan {
+    /// Bytes that the session takes beside the model's weights, when its context is full.
+    pub fn session_bytes(&self) -> u64 {
+        let plan = &self.plan;
+        let parts = [
+            plan.kv_alloc_bytes,
+            plan.work_bytes,
+            plan.layout.staging_bytes,
+        ];
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 }
 

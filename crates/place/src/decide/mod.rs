@@ -19,7 +19,7 @@ use memory::Needs;
 use split::{Given, Judge, Order};
 
 use crate::bytes::{BLOCK_CELLS, kv_bytes};
-use crate::cost::{Costs, Machine, Place, Placement, SpillModel, TierCost, drop_between};
+use crate::cost::{Costs, Machine, Place, Placement, SpillModel, TierCost, Token, drop_between};
 use crate::drop::{SPILL_MAX_MIB_ADDITIVE, amount, bw_eff_gb_s, part};
 use crate::error::Error;
 use crate::model::Model;
@@ -637,5 +637,20 @@ impl Plan {
     /// The share of tokens a second that the chosen plan costs at full context, against KV that takes no room.
     pub fn drop(&self) -> f64 {
         self.chosen().map_or(1.0, |t| amount(t.drop))
+    }
+
+    /// A token of the chosen plan at a live depth; `None` if nothing fits. Request, model and profile are those that the plan was made
+    /// from.
+    pub fn token_at(
+        &self,
+        request: &Request,
+        model: &Model,
+        profile: &Profile,
+        depth: u64,
+    ) -> Option<Token> {
+        let best = self.chosen()?.best()?;
+        let machine = Machine::new(profile, self.memory.place, self.threads);
+        let costs = Costs::new(model, machine, self.spill_model, request.kv_share);
+        Some(costs.token(&costs.tier(model, self.tier()), &best.placement, depth))
     }
 }

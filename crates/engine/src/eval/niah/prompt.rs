@@ -1,6 +1,6 @@
 //! From a task to a prompt of a given length.
 
-use super::book::SENTENCES;
+use crate::eval::book::SENTENCES;
 use super::draws::{Draws, Kind};
 use super::{Haystack, PromptError, Shape, Task};
 

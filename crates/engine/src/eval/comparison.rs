@@ -287,7 +287,10 @@ mod tests {
 
     #[test]
     fn ties_go_to_the_first_token_and_no_number_is_refused() {
-        let c = compared(&[(&[1.0, 1.0], &[1.0, 0.5], None), (&[0.0, 1.0], &[1.0, 0.0], None)]);
+        let c = compared(&[
+            (&[1.0, 1.0], &[1.0, 0.5], None),
+            (&[0.0, 1.0], &[1.0, 0.0], None),
+        ]);
         assert_eq!((c.top1.agreed, c.top1.share), (1, 0.5));
         let error = Comparison::default().add((2, 7), &[0.0, 1.0], &[0.0, f32::NAN], None);
         assert!(

@@ -71,7 +71,10 @@ mod tests {
         let ids: Vec<u32> = (10..20).collect();
         let plain = cut(&ids, None, 4).unwrap();
         assert_eq!(plain.len(), 2);
-        assert_eq!((&plain[1].tokens[..], plain[1].scored_from), (&ids[4..8], 2));
+        assert_eq!(
+            (&plain[1].tokens[..], plain[1].scored_from),
+            (&ids[4..8], 2)
+        );
         let begun = cut(&ids, Some(1), 4).unwrap();
         assert_eq!(begun.len(), 3);
         assert_eq!(begun[1].tokens, [1, 13, 14, 15]);

@@ -51,7 +51,10 @@ impl Likelihood {
 /// Cuts a text of `n_tokens` into windows of `n_ctx`, and says from which token of a window on the scores count: the
 /// first half of each window only gives context, so that every scored token has some. A text shorter than one window
 /// is one window, scored from its second token on; what is left after the last full window is not scored.
-pub(super) fn windows(n_tokens: usize, n_ctx: usize) -> Result<Vec<(Range<usize>, usize)>, EvalError> {
+pub(super) fn windows(
+    n_tokens: usize,
+    n_ctx: usize,
+) -> Result<Vec<(Range<usize>, usize)>, EvalError> {
     let too_short = |needed| EvalError::TooShort {
         tokens: n_tokens,
         needed,

@@ -195,12 +195,22 @@ mod tests {
         let spilled = Setting::Spilled.of(&asked).request;
         let f16 = Some(KvType::F16);
         assert_eq!((spilled.type_k, spilled.type_v), (f16, f16));
-        assert_eq!((spilled.device_mem_mib, spilled.window_cells), (Some(500), Some(512)));
+        assert_eq!(
+            (spilled.device_mem_mib, spilled.window_cells),
+            (Some(500), Some(512))
+        );
         let resident = Setting::Resident(LADDER[2]).of(&asked);
         assert_eq!((resident.n_ctx, resident.rotate), (Some(4096), false));
         let request = resident.request;
-        assert_eq!((request.type_k, request.type_v), (Some(KvType::Q8_0), Some(KvType::Q4_0)));
-        let budget = (request.device_mem_mib, request.vram_target_mib, request.window_cells);
+        assert_eq!(
+            (request.type_k, request.type_v),
+            (Some(KvType::Q8_0), Some(KvType::Q4_0))
+        );
+        let budget = (
+            request.device_mem_mib,
+            request.vram_target_mib,
+            request.window_cells,
+        );
         assert_eq!(budget, (None, 0, None));
     }
 }

@@ -135,7 +135,9 @@ pub fn run(
 /// All work there is, in tokens of prompts.
 fn work(task: &Task<'_>, sessions: &[Session<'_>]) -> u64 {
     let text: usize = task.excerpts.iter().map(|e| e.tokens.len()).sum();
-    let prompts = task.needles.map_or(0, |n| n.asked.tasks.len() * n.asked.samples);
+    let prompts = task
+        .needles
+        .map_or(0, |n| n.asked.tasks.len() * n.asked.samples);
     let each = |session: &Session<'_>| {
         let decoded = (ROUNDS * TOKENS_A_ROUND) as u64 * PROMPT_TOKENS_A_DECODE;
         (text + prompts * session.n_ctx()) as u64 + decoded

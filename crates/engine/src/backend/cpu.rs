@@ -13,8 +13,8 @@ use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::act_block;
 use std::ops::Range;
 
-/// Bytes that a thread copies at a time.
-const COPY_BYTES: usize = 64 << 10;
+/// Bytes that a thread copies at a time: a block of one layer in 4 bits has some dozen KiB, and all threads should have some of them.
+const COPY_BYTES: usize = 8 << 10;
 
 /// A model on the CPU, and what its operations work in.
 #[derive(Debug)]

@@ -4,13 +4,19 @@ use super::describe::describe;
 use super::machine;
 use crate::session::{N_CTX_DEFAULT, Placing, Session, SessionOptions};
 use gguf::GgufFile;
-use place::bytes::{BLOCK_CELLS, KvType};
+use place::bytes::{BLOCK_CELLS, GROUP_BLOCKS, KvType};
 use place::cost::{Place, SpillModel, Token};
 use place::decide::{Memory, Plan, Prefer, Request, decide, needs_profile};
 use place::model::Model;
 use place::profile::Profile;
 use place::tier;
 use serde::Serialize;
+
+const _: () = assert!(
+    BLOCK_CELLS == crate::session::BLOCK_CELLS as u64
+        && GROUP_BLOCKS == crate::backend::GROUP as u64,
+    "plans and sessions have the same blocks"
+);
 
 /// What is asked of a session.
 #[derive(Debug, Clone, Copy, PartialEq)]

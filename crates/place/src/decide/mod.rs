@@ -321,7 +321,12 @@ impl Planner<'_> {
         let full = predicted.last().map(|p| p.token);
         let cpu_share = full.map_or(0.0, |t| {
             let tail = t.streamed_bytes + t.cpu_bytes;
-            if tail > 0.0 { t.cpu_bytes / tail } else { 0.0 }
+            match machine.place {
+                _ if tail <= 0.0 => 0.0,
+                // Of whole groups of blocks, which the rest of the tail does not make.
+                Place::VirtualDevice => self.request.kv_share.map_or(1.0, part),
+                Place::Device | Place::Host => t.cpu_bytes / tail,
+            }
         });
         let beside = [needs.fixed(), needs.dense, needs.experts];
         let beside = beside.into_iter().fold(0, u64::saturating_add);

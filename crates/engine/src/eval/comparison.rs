@@ -215,12 +215,15 @@ pub fn compare<'m>(
     Ok(comparisons)
 }
 
+/// Takes the number of a token and the logits after it.
+type OnLogits<'f> = dyn FnMut(usize, &[f32]) -> Result<(), EvalError> + 'f;
+
 /// Feeds tokens to a session. `on_logits` gets the number of each and the logits after it.
 fn each(
     session: &mut Session<'_>,
     tokens: &[u32],
     feed: Feed,
-    on_logits: &mut dyn FnMut(usize, &[f32]) -> Result<(), EvalError>,
+    on_logits: &mut OnLogits<'_>,
 ) -> Result<(), EvalError> {
     if feed == Feed::Tokens {
         for (i, &token) in tokens.iter().enumerate() {

@@ -49,7 +49,7 @@ pub fn excerpts(
     let ids = tokenizer.encode(text, options)?;
     // A model that expects BOS gets it at the start of every excerpt, in a place of its own.
     let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-    Ok(cut(&ids, bos, n_ctx)?)
+    cut(&ids, bos, n_ctx)
 }
 
 fn cut(ids: &[u32], bos: Option<u32>, n_ctx: usize) -> Result<Vec<Excerpt>, EvalError> {

@@ -49,7 +49,12 @@ pub struct KldArgs {
     #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// With --against: tokens of a chunk of the text
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, conflicts_with = "reference")]
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        default_value_t = 512,
+        conflicts_with = "reference"
+    )]
     pub chunk: usize,
     /// With --against: token ids to compare over, a line a text, decimal, separated by spaces; all positions are compared
     #[arg(long, value_name = "FILE")]

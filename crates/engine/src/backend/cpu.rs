@@ -6,8 +6,8 @@ use crate::model::{Layer, Linear, Model};
 use cpu::acts::Acts;
 use cpu::attention::{KvShape, Params, Partials, Span, Step, append, attend};
 use cpu::mem::{Buffer, OutOfMemory};
-use cpu::ops;
 use cpu::product::{Operand, Task, products};
+use cpu::{Pool, ops};
 use gguf::TensorType;
 use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::act_block;
@@ -159,15 +159,15 @@ impl Backend for Cpu<'_> {
     }
 
     fn spill(&mut self, from: &Buffer<u8>, to: &mut Buffer<u8>) {
-        copy(self.model, from, to);
+        copy(&self.model.pool, from, to);
     }
 
     fn fetch(&mut self, from: &Buffer<u8>, to: &mut Buffer<u8>) {
-        copy(self.model, from, to);
+        copy(&self.model.pool, from, to);
     }
 
     fn duplicate(&mut self, from: &Buffer<u8>, to: &mut Buffer<u8>) {
-        copy(self.model, from, to);
+        copy(&self.model.pool, from, to);
     }
 
     fn save(&self, from: &Buffer<u8>, to: &mut Vec<u8>) {
@@ -190,7 +190,7 @@ impl Backend for Cpu<'_> {
     }
 
     fn stage(&mut self, from: &Buffer<u8>, at: Range<usize>, slot: usize) {
-        copy(self.model, &from[at], &mut self.slots[slot]);
+        copy(&self.model.pool, &from[at], &mut self.slots[slot]);
     }
 
     fn begin(&mut self, position: usize, tokens: usize) {
@@ -430,8 +430,9 @@ impl Backend for Cpu<'_> {
     }
 }
 
-fn copy(model: &Model, from: &[u8], to: &mut [u8]) {
-    model.pool.chunks_mut(to, COPY_BYTES, |i, to| {
+/// Copies over all threads.
+pub(crate) fn copy(pool: &Pool, from: &[u8], to: &mut [u8]) {
+    pool.chunks_mut(to, COPY_BYTES, |i, to| {
         to.copy_from_slice(&from[i * COPY_BYTES..][..to.len()]);
     });
 }

@@ -9,7 +9,7 @@
 
 mod cpu;
 
-pub(crate) use self::cpu::Cpu;
+pub(crate) use self::cpu::{Cpu, copy};
 pub(crate) use ::cpu::attention::{CELLS, GROUP, KvShape, Step};
 
 use crate::model::{Layer, Linear, Model};

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`bandwidth`] | streaming reads and copies of memory |
 //! | `products` | weights that one token passes, multiply-adds of many tokens |
-//! | `attention` | one token in one layer, at two depths |
+//! | `attention` | one token in one layer, at two depths; copies into the staging ring |
 //! | `disk` | the model's file |
 //! | `sample` | repetitions, and how they share the time |
 

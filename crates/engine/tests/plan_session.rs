@@ -4,6 +4,7 @@
 mod damaged;
 
 use damaged::Sketch;
+use engine::eval::tiers::{Row, rows};
 use engine::model::{LoadOptions, Model};
 use engine::plan::machine;
 use engine::plan::session::{Asked, SessionPlan, Taken, plan};
@@ -233,4 +234,65 @@ fn no_rate_changes_what_is_chosen_in_main_memory() {
     }
     choices.dedup();
     assert!(choices.len() > 2, "several tiers were met: {choices:?}");
+}
+
+#[test]
+fn a_table_of_tiers_has_rows_for_what_has_room() {
+    let (_folder, path) = sketch();
+    let file = GgufFile::open(&path, MapMode::Read).unwrap();
+    let asked = Asked {
+        n_ctx: Some(4000),
+        request: Request {
+            window_cells: Some(512),
+            kv_share: Some(0.0),
+            ..with_types(None).request
+        },
+        ..Asked::default()
+    };
+    let table = |bytes: u64| rows(&file, &asked, &with_memory(bytes), 3991).unwrap();
+    let all = table(1 << 40);
+    let names: Vec<String> = all.iter().map(|row| row.setting.to_string()).collect();
+    assert_eq!(
+        names[..4],
+        ["f16 resident", "f16 spilled", "q8_0 resident", "auto"]
+    );
+    let tail = |row: &Row| row.planned.options.placing.tail_blocks;
+    assert_eq!((tail(&all[0]), tail(&all[1]), tail(&all[2])), (0, 14, 0));
+    let ms = |row: &Row| row.token.unwrap().t_ms;
+    assert!(ms(&all[1]) > ms(&all[0]), "what is copied costs something");
+    for row in &all {
+        assert_eq!(
+            (row.left_out.as_deref(), row.planned.plan.n_ctx),
+            (None, 4000)
+        );
+        let same = row.same_as.map(|at| &all[at]);
+        assert!(same.is_none_or(|other| other.planned.options == row.planned.options));
+    }
+    // Without a border nothing is spilled, and two rows are one.
+    let whole = Asked {
+        request: with_types(None).request,
+        ..asked
+    };
+    let same = rows(&file, &whole, &with_memory(1 << 40), 3991).unwrap();
+    assert_eq!((same[1].same_as, same[3].same_as), (Some(0), Some(0)));
+    // Room for weights and the first row alone.
+    let first = &all[0].planned;
+    let some = table(first.plan.weight_bytes + first.session_bytes());
+    let why = |row: &Row| row.left_out.clone();
+    assert_eq!((why(&some[0]), some[0].planned.plan.fits), (None, true));
+    for row in &some[1..] {
+        let why = row
+            .same_as
+            .map_or(why(row), |_| Some("MiB are left".to_owned()));
+        assert!(
+            why.as_ref().is_some_and(|w| w.contains("MiB")),
+            "{}: {why:?}",
+            row.setting
+        );
+    }
+    let none = table(1);
+    assert!(
+        none.iter()
+            .all(|row| row.left_out.is_some() && row.token.is_none())
+    );
 }

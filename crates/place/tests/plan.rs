@@ -4,6 +4,7 @@ mod common;
 
 use common::Header;
 use place::bytes::KvType::{self, F16, Q4_0, Q8_0};
+use place::bytes::{BLOCK_CELLS, GROUP_BLOCKS};
 use place::cost::{Place, SpillModel};
 use place::decide::{Kind, Memory, Plan, Prefer, Request, Spill, decide, needs_profile};
 use place::model::Model;
@@ -476,6 +477,8 @@ fn main_memory_can_play_a_device() {
     let profile = default_profile();
     let request = |spill_model| Request {
         device_mem_mib: Some(4096),
+        // Weights outside would cost nothing at all.
+        spill_weights: false,
         spill_model,
         ..ctx(32_768)
     };
@@ -486,12 +489,38 @@ fn main_memory_can_play_a_device() {
         overlapped.memory.fast_bytes + overlapped.memory.host_bytes,
         profile.host.memory_available_bytes
     );
-    // The same cores attend over the same memory, wherever its border is drawn.
+    // The same cores attend over the same memory, wherever its border is drawn, but for blocks that make no whole group: these are copied.
     assert_eq!(overlapped.choice, "f16/f16");
-    assert!(overlapped.layout.tail_cells > 0);
+    let blocks = overlapped.layout.tail_cells / BLOCK_CELLS;
+    assert!(blocks > 0);
+    assert_eq!(overlapped.cpu_share, 1.0);
     let whole = plan(&ctx(32_768), &model, &profile);
-    let speed = |plan: &Plan| plan.predicted.last().unwrap().tok_s;
-    assert!((speed(&overlapped) / speed(&whole) - 1.0).abs() < 1e-9);
+    let last = |plan: &Plan| plan.predicted.last().unwrap().token;
+    let (spilled, resident) = (last(&overlapped), last(&whole));
+    let slab = overlapped.layout.spill_bytes / blocks;
+    let copied = (blocks % GROUP_BLOCKS * slab) as f64;
+    assert!((spilled.streamed_bytes - copied).abs() < 1.0);
+    let link = profile.host.copy_gb_s.all.value * 1e6;
+    let forks = (blocks % GROUP_BLOCKS * 24) as f64 * profile.host.fork_join_us.value / 1e3;
+    let expected = resident.t_ms + copied / link + forks;
+    assert!((spilled.t_ms / expected - 1.0).abs() < 1e-9);
+    // All of it is copied where the CPU is to attend nothing.
+    let none_asked = Request {
+        kv_share: Some(0.0),
+        spill: Spill::Auto,
+        type_k: Some(KvType::F16),
+        type_v: Some(KvType::F16),
+        ..request(SpillModel::Overlapped)
+    };
+    let none = plan(&none_asked, &model, &profile);
+    let all = last(&none);
+    assert_eq!((all.cpu_bytes, none.cpu_share), (0.0, 0.0));
+    assert!((all.streamed_bytes - none.layout.spill_bytes as f64).abs() < 1.0);
+    // A plan knows its tokens at any depth: within the window nothing is outside.
+    let at = |depth| none.token_at(&none_asked, &model, &profile, depth).unwrap();
+    assert_eq!(at(32_768), all);
+    assert_eq!(at(none.layout.window_cells).streamed_bytes, 0.0);
+    assert!(at(none.layout.window_cells + 1).streamed_bytes > 0.0);
     // The additive model counts every byte outside.
     let additive = plan(&request(SpillModel::Additive), &model, &profile);
     assert_ne!(additive.choice, "f16/f16");

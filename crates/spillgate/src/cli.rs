@@ -83,6 +83,22 @@ mod tests {
     }
 
     #[test]
+    fn no_command_has_a_flag_twice() {
+        fn check(command: &clap::Command) {
+            let mut names: Vec<&str> = command
+                .get_arguments()
+                .map(|a| a.get_id().as_str())
+                .collect();
+            names.sort_unstable();
+            for pair in names.windows(2) {
+                assert_ne!(pair[0], pair[1], "{}", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
+
+    #[test]
     fn the_readme_has_every_flag_in_its_table() {
         let readme = include_str!("../../../README.md");
         let table: Vec<&str> = readme

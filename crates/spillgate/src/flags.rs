@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Parser, ValueEnum};
 use engine::session::ComputeDevice;
 use place::bytes::KvType;
 use place::cost::SpillModel;
@@ -251,6 +251,46 @@ fn tier(text: &str) -> Result<Tier, String> {
     Ok(Tier::new(ty(k)?, ty(v)?))
 }
 
+/// Context flags beside a command's own, in one argument.
+#[derive(Debug, Clone, Parser)]
+#[command(no_binary_name = true, disable_help_flag = true)]
+pub struct OtherContext {
+    /// Both types of the cache, as K/V
+    #[arg(value_parser = pair, conflicts_with_all = ["cache_type_k", "cache_type_v"])]
+    types: Option<(CacheType, CacheType)>,
+    #[command(flatten)]
+    context: ContextFlags,
+}
+
+impl OtherContext {
+    /// What was said.
+    pub fn flags(&self) -> ContextFlags {
+        let mut flags = self.context.clone();
+        if let Some((k, v)) = self.types {
+            (flags.cache_type_k, flags.cache_type_v) = (Some(k), Some(v));
+        }
+        flags
+    }
+}
+
+/// Reads flags that are separated by spaces.
+pub fn other_context(text: &str) -> Result<OtherContext, String> {
+    OtherContext::try_parse_from(text.split_whitespace()).map_err(|error| {
+        let error = error.to_string();
+        let first = error.lines().next().unwrap_or_default();
+        first.trim_start_matches("error: ").to_owned()
+    })
+}
+
+fn pair(text: &str) -> Result<(CacheType, CacheType), String> {
+    let (k, v) = text.split_once('/').unwrap_or((text, text));
+    let ty = |text: &str| {
+        CacheType::from_str(text, false)
+            .map_err(|_| format!("expected K/V, of f16, bf16, q8_0 and q4_0, not '{text}'"))
+    };
+    Ok((ty(k)?, ty(v)?))
+}
+
 /// How the next token is chosen.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sampling")]
@@ -351,6 +391,37 @@ pub mod tests {
             budget: BudgetFlags,
         }
         Flags::parse_from(["test"]).budget
+    }
+
+    #[test]
+    fn flags_in_one_argument_are_those_of_a_command() {
+        let flags = |text: &str| other_context(text).unwrap().flags();
+        let f = flags("q8_0/q4_0 --window 512 --kv-share 0.5");
+        let types = (f.cache_type_k, f.cache_type_v);
+        assert_eq!(types, (Some(CacheType::Q8_0), Some(CacheType::Q4_0)));
+        assert_eq!(
+            (f.budget.window, f.budget.kv_share),
+            (Some(512), KvShare(Some(0.5)))
+        );
+        let f = flags(" --cache-type-k q8_0 ");
+        assert_eq!(
+            (f.cache_type_k, f.cache_type_v),
+            (Some(CacheType::Q8_0), None)
+        );
+        assert_eq!((flags("").cache_type_k, flags("").ubatch), (None, 512));
+        for (bad, why) in [
+            ("q8_0/q9_0", "expected K/V"),
+            ("--windows 5", "--windows"),
+            ("q8_0 --cache-type-k f16", "cannot be used with"),
+            ("f16 q8_0", "q8_0"),
+            ("--help", "--help"),
+        ] {
+            let error = other_context(bad).unwrap_err();
+            assert!(
+                error.contains(why) && !error.contains('\n'),
+                "{bad}: {error}"
+            );
+        }
     }
 
     #[test]

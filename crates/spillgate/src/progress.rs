@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
+use engine::eval::tiers;
 use engine::{fetch, probe};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -170,6 +171,65 @@ impl probe::Progress for Steps {
 impl Drop for Steps {
     fn drop(&mut self) {
         probe::Progress::finish(self);
+    }
+}
+
+/// How far a long evaluation of several parts is.
+pub struct Parts {
+    bar: Option<ProgressBar>,
+    on_terminal: bool,
+}
+
+impl Parts {
+    /// Nothing is shown before the first part.
+    pub fn new() -> Self {
+        Self {
+            bar: None,
+            on_terminal: std::io::stderr().is_terminal(),
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl tiers::Progress for Parts {
+    fn step(&mut self, what: &str, total: u64) {
+        if !self.on_terminal {
+            eprintln!("measuring {what}");
+            return;
+        }
+        let bar = self.bar.get_or_insert_with(|| {
+            let template =
+                "measuring {wide_msg} [{bar:24}] {percent} % after {elapsed}, {eta} left";
+            let style = ProgressStyle::with_template(template)
+                .expect("the template is a constant")
+                .progress_chars("=> ");
+            let bar = ProgressBar::new(total).with_style(style);
+            bar.enable_steady_tick(Duration::from_secs(1));
+            bar
+        });
+        bar.set_message(what.to_owned());
+    }
+
+    fn advance(&mut self, work: u64) {
+        if let Some(bar) = &self.bar {
+            bar.inc(work);
+        }
+    }
+
+    fn interrupted(&self) -> bool {
+        interrupt::asked()
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        self.clear();
     }
 }
 

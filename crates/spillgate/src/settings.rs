@@ -80,6 +80,11 @@ impl Opened {
     /// Plans what is needed, and loads the weights if it has room.
     pub fn load(self, flags: &ContextFlags, need: Need) -> Result<Loaded> {
         let plan = self.plan(flags, need)?;
+        self.load_planned(plan)
+    }
+
+    /// Loads the weights for something that was planned.
+    pub fn load_planned(self, plan: SessionPlan) -> Result<Loaded> {
         let model = load_model(&self.path, &self.file, &self.options)?;
         Ok(Loaded {
             path: self.path,
@@ -90,7 +95,8 @@ impl Opened {
         })
     }
 
-    fn plan(&self, flags: &ContextFlags, need: Need) -> Result<SessionPlan> {
+    /// Plans what is needed. What has no room is an error.
+    pub fn plan(&self, flags: &ContextFlags, need: Need) -> Result<SessionPlan> {
         let asked = Asked {
             device: self.device,
             ..asked(flags, need)?
@@ -129,7 +135,11 @@ impl Opened {
         if !session::needs_rates(&self.file, asked)? {
             return Ok(engine::plan::machine::unmeasured());
         }
-        let ubatch = usize::try_from(asked.request.n_ubatch)?;
+        self.measured(usize::try_from(asked.request.n_ubatch)?)
+    }
+
+    /// This machine, measured now if it was not before.
+    pub fn measured(&self, ubatch: usize) -> Result<Profile> {
         let settings = probe::Settings {
             threads: self.options.threads,
             isa: self.options.isa,
@@ -148,8 +158,38 @@ impl Opened {
     }
 }
 
+impl Opened {
+    /// What the file says beside the weights.
+    pub fn file(&self) -> &GgufFile {
+        &self.file
+    }
+
+    /// Refuses several sessions at the same time that have no room beside the weights.
+    pub fn check_room(&self, plans: &[&SessionPlan]) -> Result<()> {
+        let mut machine = engine::plan::machine::unmeasured();
+        profiles::apply_variables(&mut machine)?;
+        let weights = plans.first().map_or(0, |p| p.plan.weight_bytes);
+        let needed = plans.iter().map(|p| p.session_bytes());
+        let needed = needed.fold(weights, u64::saturating_add);
+        let available = machine.host.memory_available_bytes;
+        if needed <= available {
+            return Ok(());
+        }
+        let what = format!(
+            "all sessions together need {}, {} available",
+            human_bytes(needed),
+            human_bytes(available)
+        );
+        Err(Advised::new(
+            what,
+            "they are there at the same time: a smaller --ctx helps",
+        )
+        .into())
+    }
+}
+
 /// What the flags ask a session to be.
-fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
+pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
     check_ubatch(flags.ubatch as u64)?;
     flags.budget.check()?;
     let (type_k, type_v) = (
@@ -205,8 +245,13 @@ pub fn check_ubatch(tokens: u64) -> Result<()> {
 impl Loaded {
     /// An empty session as it was planned. Says on stderr what was planned and what was taken.
     pub fn session(&self) -> Result<(Session<'_>, Taken)> {
-        let session = Session::new(&self.model, &self.plan.options)?;
-        let taken = Taken::of(&self.plan.plan, &session);
+        self.session_of(&self.plan)
+    }
+
+    /// The same as another plan has it.
+    pub fn session_of(&self, plan: &SessionPlan) -> Result<(Session<'_>, Taken)> {
+        let session = Session::new(&self.model, &plan.options)?;
+        let taken = Taken::of(&plan.plan, &session);
         eprintln!("{}", memory_line(&taken));
         Ok((session, taken))
     }

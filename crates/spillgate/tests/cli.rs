@@ -60,7 +60,7 @@ fn help_has_examples_for_every_command() {
             "{text}"
         );
     }
-    for command in ["logits", "ppl", "kld", "niah"] {
+    for command in ["logits", "ppl", "kld", "niah", "tiers"] {
         let text = stdout(&spillgate(&["eval", command, "--help"]));
         assert!(
             text.contains(&format!("spillgate eval {command} ")),
@@ -334,6 +334,183 @@ fn a_run_is_no_distance_from_itself_and_some_from_another_setting() {
         &["--cache-type-k", "q4_0", "--cache-type-v", "q4_0"],
     );
     assert!(other["kl_nats"]["mean"].as_f64().unwrap() > 1e-5, "{other}");
+}
+
+#[test]
+fn two_settings_are_as_far_apart_as_their_types_not_their_places() {
+    let Some(model) = smollm2("two_settings_are_as_far_apart_as_their_types_not_their_places")
+    else {
+        return;
+    };
+    let dir = tempfile::TempDir::new().unwrap();
+    let (text, ids) = (dir.path().join("text.txt"), dir.path().join("ids.txt"));
+    let words: String = (0..700).map(|i| format!("{} ", i * i % 577)).collect();
+    std::fs::write(&text, words).unwrap();
+    std::fs::write(&ids, "504 2365 6354 12 284 198 30\n28\n").unwrap();
+    let kld = |against: &str, more: &[&str]| {
+        let args = ["eval", "kld", path(&model), "--json", "--against", against];
+        json(&stdout(&spillgate(&[&args[..], more].concat())))
+    };
+    let of_text = |against: &str| kld(against, &["-f", path(&text)]);
+    let of = |report: &Value, side: &str| report[side]["perplexity"].as_f64().unwrap();
+    for (against, spills) in [("", false), ("--window 256 --kv-share 0", true)] {
+        let same = of_text(against);
+        assert_eq!(same["kl_nats"]["max"], 0.0, "{same}");
+        assert_eq!(same["top1"]["share"], 1.0, "{same}");
+        assert!(same["top1"]["positions"].as_u64().unwrap() > 200, "{same}");
+        assert_eq!(of(&same, "base"), of(&same, "other"));
+        assert_eq!(same["base"]["cells"]["host_bytes"], 0);
+        let spilled = same["other"]["cells"]["host_bytes"].as_u64().unwrap();
+        assert_eq!(spilled > 0, spills, "{same}");
+    }
+    let other = of_text("q8_0/q4_0");
+    assert_eq!(other["base"]["cache_type_k"], "f16");
+    assert_eq!(other["other"]["cache_type_k"], "q8_0");
+    assert_eq!(other["other"]["cache_type_v"], "q4_0");
+    let mean = other["kl_nats"]["mean"].as_f64().unwrap();
+    assert!(mean > 1e-6 && mean < 1.0, "{other}");
+    assert_ne!(of(&other, "base"), of(&other, "other"));
+    // Ids are compared at every position, however they are fed.
+    let chunks = kld("q4_0", &["--tokens", path(&ids)]);
+    assert_eq!(chunks["kl_nats"]["positions"], 8);
+    let by_token = kld("q4_0", &["--tokens", path(&ids), "--by-token"]);
+    assert_eq!(by_token["kl_nats"], chunks["kl_nats"]);
+    for (args, why) in [
+        (&["--against", "q9_0", "-f", "x"][..], "expected K/V"),
+        (&["--against", "--depth 3", "-f", "x"], "--depth"),
+        (&["--against", "q8_0"], "--file"),
+        (
+            &["--against", "q8_0", "--reference", "x", "-f", "x"],
+            "--reference",
+        ),
+        (&[], "--against"),
+    ] {
+        let output = spillgate(&[&["eval", "kld", path(&model)], args].concat());
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(
+            stderr(&output).contains(why),
+            "{args:?}: {}",
+            stderr(&output)
+        );
+    }
+}
+
+const TIERS: [&str; 10] = [
+    "--ctx",
+    "640",
+    "--window",
+    "256",
+    "--kv-share",
+    "0",
+    "--task",
+    "niah_single_1",
+    "--samples",
+    "1",
+];
+
+#[test]
+fn every_tier_is_a_row_and_a_spill_changes_no_bit() {
+    let Some(model) = smollm2("every_tier_is_a_row_and_a_spill_changes_no_bit") else {
+        return;
+    };
+    let args = ["eval", "tiers", path(&model), "--json"];
+    let report = json(&stdout(&spillgate(&[&args[..], &TIERS].concat())));
+    assert_eq!(report["complete"], true);
+    assert_eq!(
+        (&report["n_ctx"], &report["depth"]),
+        (&Value::from(640), &Value::from(631))
+    );
+    let rows = report["rows"].as_array().unwrap();
+    let names: Vec<&str> = rows
+        .iter()
+        .map(|r| r["setting"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "f16 resident",
+            "f16 spilled",
+            "q8_0 resident",
+            "auto",
+            "q8_0/q4_0 resident",
+            "q4_0 resident"
+        ]
+    );
+    for row in rows {
+        let positive = |x: &Value| x.as_f64().is_some_and(|x| x > 0.0);
+        assert_eq!(row["left_out"], Value::Null, "{row}");
+        assert!(
+            positive(&row["speed"]["tok_s_p50"]) && positive(&row["tok_s_predicted"]),
+            "{row}"
+        );
+        assert!(positive(&row["perplexity"]), "{row}");
+        assert_eq!(row["speed"]["tok_s"].as_array().unwrap().len(), 9);
+    }
+    let (resident, spilled) = (&rows[0], &rows[1]);
+    assert_eq!(
+        (&resident["speed"]["drop"], &resident["drop_predicted"]),
+        (&0.0.into(), &0.0.into())
+    );
+    assert_eq!(
+        (&resident["compared"], &resident["spilled_bytes"]),
+        (&Value::Null, &0.into())
+    );
+    // Two of three blocks, of 256 cells, 30 layers, K and V of 3 heads of 64.
+    assert_eq!(spilled["spilled_bytes"], 2 * 256 * 30 * 2 * 3 * 64 * 2);
+    assert!(
+        spilled["drop_predicted"].as_f64().unwrap() > 0.0,
+        "{spilled}"
+    );
+    assert_eq!(spilled["compared"]["kl_nats"]["max"], 0.0, "{spilled}");
+    assert_eq!(spilled["compared"]["top1"]["share"], 1.0, "{spilled}");
+    for key in ["needles_percent", "perplexity", "kv_bytes"] {
+        assert_eq!(spilled[key], resident[key]);
+    }
+    assert_eq!(
+        resident["needles_percent"], 100.0,
+        "the model can do this: {resident}"
+    );
+    let kl = |row: &Value| row["compared"]["kl_nats"]["mean"].as_f64().unwrap();
+    assert!(
+        0.0 < kl(&rows[2]) && kl(&rows[2]) < kl(&rows[5]),
+        "{report}"
+    );
+    let bytes = |row: &Value| row["kv_bytes"].as_u64().unwrap();
+    assert!(
+        bytes(&rows[5]) < bytes(&rows[4]) && bytes(&rows[4]) < bytes(&rows[2]),
+        "{report}"
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_table_has_what_was_done() {
+    let Some(model) = smollm2("an_interrupted_table_has_what_was_done") else {
+        return;
+    };
+    let mut child = Command::new(env!("CARGO_BIN_EXE_spillgate"))
+        .args(["eval", "tiers", path(&model)])
+        .args(TIERS)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == "measuring needles"));
+    let interrupt = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    assert!(interrupt.unwrap().success());
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{rest:?}");
+    let table = String::from_utf8(output.stdout).unwrap();
+    let row = |name: &str| {
+        let row = table.lines().find(|line| line.starts_with(name));
+        row.unwrap_or_else(|| panic!("{name}: {table}")).to_owned()
+    };
+    assert!(row("f16 spilled").contains(" 0.00e0 "), "{table}");
+    assert!(row("q4_0 resident").contains(" - "), "no needles: {table}");
 }
 
 #[test]

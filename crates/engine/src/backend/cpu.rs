@@ -7,15 +7,15 @@ use crate::model::{Layer, Linear, Model, Vector};
 use cpu::acts::Acts;
 use cpu::attention::{KvShape, Params, Partials, Span, Step, append, attend};
 use cpu::mem::{Buffer, OutOfMemory};
-use cpu::ops;
 use cpu::product::{Operand, Task, products};
+use cpu::{Pool, ops};
 use gguf::TensorType;
 use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::act_block;
 use std::ops::Range;
 
-/// Bytes that a thread copies at a time.
-const COPY_BYTES: usize = 64 << 10;
+/// Bytes that a thread copies at a time: a block of one layer in 4 bits has some dozen KiB, and all threads should have some of them.
+const COPY_BYTES: usize = 8 << 10;
 
 /// A model on the CPU, and what its operations work in.
 #[derive(Debug)]
@@ -131,15 +131,15 @@ impl Backend for Cpu<'_> {
     }
 
     fn spill(&mut self, from: &Buffer<u8>, to: &mut Buffer<u8>) {
-        copy(self.model, from, to);
+        copy(&self.model.pool, from, to);
     }
 
     fn fetch(&mut self, from: &Buffer<u8>, to: &mut Buffer<u8>) {
-        copy(self.model, from, to);
+        copy(&self.model.pool, from, to);
     }
 
     fn duplicate(&mut self, from: &Buffer<u8>, to: &mut Buffer<u8>) {
-        copy(self.model, from, to);
+        copy(&self.model.pool, from, to);
     }
 
     fn save(&self, from: &Buffer<u8>, to: &mut Vec<u8>) -> Result<(), Error> {
@@ -164,7 +164,7 @@ impl Backend for Cpu<'_> {
     }
 
     fn stage(&mut self, from: &Buffer<u8>, at: Range<usize>, slot: usize) {
-        copy(self.model, &from[at], &mut self.slots[slot]);
+        copy(&self.model.pool, &from[at], &mut self.slots[slot]);
     }
 
     fn begin(&mut self, position: usize, tokens: usize) {
@@ -427,8 +427,9 @@ fn memory(what: &'static str) -> impl Fn(OutOfMemory) -> Error {
     }
 }
 
-fn copy(model: &Model, from: &[u8], to: &mut [u8]) {
-    model.pool.chunks_mut(to, COPY_BYTES, |i, to| {
+/// Copies over all threads.
+pub(crate) fn copy(pool: &Pool, from: &[u8], to: &mut [u8]) {
+    pool.chunks_mut(to, COPY_BYTES, |i, to| {
         to.copy_from_slice(&from[i * COPY_BYTES..][..to.len()]);
     });
 }

@@ -10,7 +10,7 @@
 mod cpu;
 mod cuda;
 
-pub(crate) use self::cpu::Cpu;
+pub(crate) use self::cpu::{Cpu, copy};
 pub(crate) use self::cuda::Cuda;
 pub(crate) use ::cpu::attention::{CELLS, GROUP, KvShape, Step};
 

@@ -71,6 +71,22 @@ pub struct Top1 {
     pub share: f64,
 }
 
+impl KlSummary {
+    /// Of the divergences at some positions; `None` of none.
+    pub(super) fn of(kl_nats: &[f64]) -> Option<Self> {
+        let mut sorted = kl_nats.to_vec();
+        sorted.sort_unstable_by(f64::total_cmp);
+        Some(Self {
+            positions: sorted.len(),
+            max: *sorted.last()?,
+            mean: sorted.iter().sum::<f64>() / sorted.len() as f64,
+            median: quantile(&sorted, 0.5),
+            p90: quantile(&sorted, 0.9),
+            p99: quantile(&sorted, 0.99),
+        })
+    }
+}
+
 impl Divergence {
     /// Takes the next position of both runs.
     pub fn add(&mut self, reference: &Position, other: &Position) -> Result<(), EvalError> {
@@ -98,16 +114,7 @@ impl Divergence {
 
     /// Mean and spread; `None` before the first position.
     pub fn kl(&self) -> Option<KlSummary> {
-        let mut sorted = self.kl.clone();
-        sorted.sort_unstable_by(f64::total_cmp);
-        Some(KlSummary {
-            positions: sorted.len(),
-            max: *sorted.last()?,
-            mean: sorted.iter().sum::<f64>() / sorted.len() as f64,
-            median: quantile(&sorted, 0.5),
-            p90: quantile(&sorted, 0.9),
-            p99: quantile(&sorted, 0.99),
-        })
+        KlSummary::of(&self.kl)
     }
 
     /// Agreement of the first choices.
@@ -126,7 +133,7 @@ impl Divergence {
 }
 
 /// The `q` quantile of sorted values, between the two nearest ranks.
-fn quantile(sorted: &[f64], q: f64) -> f64 {
+pub(super) fn quantile(sorted: &[f64], q: f64) -> f64 {
     let at = q * (sorted.len() - 1) as f64;
     let (low, high) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
     low + (high - low) * at.fract()

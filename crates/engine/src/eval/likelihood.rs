@@ -15,7 +15,11 @@ pub struct Likelihood {
 impl Likelihood {
     /// Takes the logits after which `token` came.
     pub fn add(&mut self, logits: &[f32], token: u32) {
-        let nll = log_sum_exp(logits) - f64::from(logits[token as usize]);
+        self.add_nll(log_sum_exp(logits) - f64::from(logits[token as usize]));
+    }
+
+    /// Takes the negative log-likelihood of the next token.
+    pub(super) fn add_nll(&mut self, nll: f64) {
         self.tokens += 1;
         self.sum += nll;
         self.sum_of_squares += nll * nll;
@@ -47,7 +51,10 @@ impl Likelihood {
 /// Cuts a text of `n_tokens` into windows of `n_ctx`, and says from which token of a window on the scores count: the
 /// first half of each window only gives context, so that every scored token has some. A text shorter than one window
 /// is one window, scored from its second token on; what is left after the last full window is not scored.
-pub fn windows(n_tokens: usize, n_ctx: usize) -> Result<Vec<(Range<usize>, usize)>, EvalError> {
+pub(super) fn windows(
+    n_tokens: usize,
+    n_ctx: usize,
+) -> Result<Vec<(Range<usize>, usize)>, EvalError> {
     let too_short = |needed| EvalError::TooShort {
         tokens: n_tokens,
         needed,

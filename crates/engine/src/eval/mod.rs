@@ -2,19 +2,29 @@
 //!
 //! A model is told what to read and asked at each position what it expected next. [`Position`] is the summary of one
 //! answer, as it is stored; [`Divergence`] compares two of them; [`Likelihood`] scores a text; [`LogitsHash`] tells
-//! whether two runs agree to the last bit. [`niah`] asks it for what was hidden in long texts.
+//! whether two runs agree to the last bit. [`compare`] runs two settings of a model side by side. [`niah`] asks it for what
+//! was hidden in long texts. [`tiers`] does all of this for every form that a cache can have, and measures speed.
 
+mod book;
+mod comparison;
 mod divergence;
+mod excerpt;
 mod likelihood;
 pub mod niah;
 mod position;
+pub mod tiers;
 
 use sha2::{Digest, Sha256};
 
+pub use book::BOOK;
+pub use comparison::{Agreement, Compared, Comparison, Feed, compare};
 pub use divergence::{Divergence, KlSummary, MARGIN_MIN, Top1, kl_nats};
-pub use likelihood::{Likelihood, windows};
+pub use excerpt::{Excerpt, excerpts};
+pub use likelihood::Likelihood;
 pub use position::{Position, log_sum_exp, read_positions, read_token_lines};
 
+use crate::error::Error;
+use crate::tokenizer::TokenizerError;
 use std::path::PathBuf;
 
 /// Why an evaluation cannot go on.
@@ -61,6 +71,12 @@ pub enum EvalError {
         /// What differs.
         why: String,
     },
+    /// A text has no tokens.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The model failed.
+    #[error(transparent)]
+    Model(#[from] Error),
     /// A text is too short to be scored.
     #[error("{tokens} tokens are too few: at least {needed} are needed")]
     TooShort {

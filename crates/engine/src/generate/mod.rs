@@ -114,6 +114,38 @@ impl Generator<'_, Session<'_>> {
     }
 }
 
+impl<D: Decoder> Decoder for &mut D {
+    type Error = D::Error;
+
+    fn n_ctx(&self) -> usize {
+        D::n_ctx(self)
+    }
+
+    fn n_past(&self) -> usize {
+        D::n_past(self)
+    }
+
+    fn prefill(
+        &mut self,
+        tokens: &[u32],
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<bool, Self::Error> {
+        D::prefill(self, tokens, interrupted)
+    }
+
+    fn decode(&mut self, token: u32) -> Result<(), Self::Error> {
+        D::decode(self, token)
+    }
+
+    fn logits(&self) -> &[f32] {
+        D::logits(self)
+    }
+
+    fn truncate(&mut self, n: usize) -> usize {
+        D::truncate(self, n)
+    }
+}
+
 /// Why a generation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerateError<E: std::error::Error> {

@@ -4,13 +4,19 @@ use super::describe::describe;
 use super::machine;
 use crate::session::{ComputeDevice, N_CTX_DEFAULT, Placing, Session, SessionOptions};
 use gguf::GgufFile;
-use place::bytes::{BLOCK_CELLS, KvType};
-use place::cost::{Place, SpillModel};
+use place::bytes::{BLOCK_CELLS, GROUP_BLOCKS, KvType};
+use place::cost::{Place, SpillModel, Token};
 use place::decide::{Memory, Plan, Prefer, Request, decide, needs_profile};
 use place::model::Model;
 use place::profile::Profile;
 use place::tier;
 use serde::Serialize;
+
+const _: () = assert!(
+    BLOCK_CELLS == crate::session::BLOCK_CELLS as u64
+        && GROUP_BLOCKS == crate::backend::GROUP as u64,
+    "plans and sessions have the same blocks"
+);
 
 /// What is asked of a session.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -111,6 +117,24 @@ pub fn plan(
     })
 }
 
+/// The predicted time of a token at some live depth; `None` if the plan does not fit. File, what was asked and machine are those of
+/// [`plan`].
+///
+/// # Errors
+/// If the header describes no model.
+pub fn token_at(
+    file: &GgufFile,
+    asked: &Asked,
+    machine: &Profile,
+    planned: &SessionPlan,
+    depth: u64,
+) -> Result<Option<Token>, place::Error> {
+    let model = describe(file)?;
+    Ok(planned
+        .plan
+        .token_at(&asked.request, &model, machine, depth))
+}
+
 /// Whether the plan of a session depends on what the machine can do, and not on its memory alone.
 ///
 /// # Errors
@@ -186,6 +210,19 @@ pub fn usual_context(model: &Model) -> u64 {
     match model.n_ctx_train {
         0 => most,
         trained => trained.min(most),
+    }
+}
+
+impl SessionPlan {
+    /// Bytes that the session takes beside the model's weights, when its context is full.
+    pub fn session_bytes(&self) -> u64 {
+        let plan = &self.plan;
+        let parts = [
+            plan.kv_alloc_bytes,
+            plan.work_bytes,
+            plan.layout.staging_bytes,
+        ];
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 }
 

@@ -6,6 +6,7 @@
 use super::Error;
 use super::sample::{Clock, seconds_a_call};
 use super::subject::Heads;
+use crate::backend::copy;
 use cpu::attention::{CELLS, KvShape, Params, Partials, Span, Step, attend, write_cell};
 use cpu::mem::Buffer;
 use cpu::{Isa, Pool};
@@ -16,6 +17,9 @@ const CELLS_LARGE: usize = 8192;
 
 /// The small one.
 const CELLS_SMALL: usize = 256;
+
+/// Slots of the staging ring, as many as sessions have.
+pub(super) const SLOTS: usize = 8;
 
 /// Bytes of cells, at most: beyond the caches of most machines, and filled in a moment.
 const BYTES_MAX: usize = 256 << 20;
@@ -28,6 +32,8 @@ pub(super) struct Bench {
     layers: usize,
     /// Slab `i` holds cells `256 i ..` of all layers.
     slabs: Vec<Buffer<u8>>,
+    /// The staging ring, a block of one layer each.
+    slots: Vec<Buffer<u8>>,
     q: Buffer<f32>,
     out: Buffer<f32>,
     partials: Partials,
@@ -70,20 +76,24 @@ impl Bench {
             for (i, x) in q.iter_mut().enumerate() {
                 *x = value(i);
             }
+            let slots: Result<Vec<_>, _> = (0..SLOTS).map(|_| Buffer::new(block)).collect();
             Ok((
                 slabs,
+                slots?,
                 q,
                 Buffer::new(heads.heads * heads.head_v)?,
-                Partials::new(&shape, heads.heads, CELLS_LARGE, 0)?,
+                Partials::new(&shape, heads.heads, CELLS_LARGE, 1)?,
             ))
         };
-        let (slabs, q, out, partials) = room().map_err(Error::memory("cells to attend over"))?;
+        let (slabs, slots, q, out, partials) =
+            room().map_err(Error::memory("cells to attend over"))?;
         Ok(Self {
             isa,
             shape,
             heads: heads.heads,
             layers,
             slabs,
+            slots,
             q,
             out,
             partials,
@@ -116,22 +126,85 @@ impl Bench {
         })
     }
 
-    /// One token over the first `cells` cells of some layer.
-    fn attend(&mut self, pool: &Pool, cells: usize) {
-        let n = cells / CELLS;
+    /// Copies of cells into the staging ring: what attention over the large depth takes more where all cells come through it. Both ways in
+    /// turns, as a machine's memory is not the same all the time. `None` if noise hides it.
+    pub(super) fn stage(
+        &mut self,
+        pool: &Pool,
+        clock: &mut Clock<'_>,
+        what: &str,
+        fork_us: f64,
+    ) -> Result<Option<Figure>, Error> {
+        let more = clock.sample(what, |time| {
+            let there = seconds_a_call(time / 2, || self.attend(pool, CELLS_LARGE));
+            let staged = seconds_a_call(time / 2, || self.attend_staged(pool));
+            1e6 * (staged - there)
+        })?;
+        let blocks = CELLS_LARGE / CELLS;
+        let bytes = blocks * self.shape.block_bytes();
+        Ok(stage_gb_s(more, bytes, blocks, fork_us))
+    }
+
+    /// One token over the large depth of some layer, block by block through the ring, as a session does.
+    fn attend_staged(&mut self, pool: &Pool) {
         let block = self.shape.block_bytes();
-        let (layer, first) = (
-            self.next % self.layers,
-            self.next / self.layers * n % self.slabs.len(),
-        );
+        let blocks = CELLS_LARGE / CELLS;
+        let (layer, _) = self.turn(blocks);
+        let params = self.params();
+        for first in (0..blocks).step_by(SLOTS) {
+            let slabs = &self.slabs[first..blocks.min(first + SLOTS)];
+            for (slab, slot) in slabs.iter().zip(&mut self.slots) {
+                copy(pool, &slab[layer * block..][..block], slot);
+            }
+            let slots = self.slots.iter().take(slabs.len()).enumerate();
+            let spans: Vec<_> = slots
+                .map(|(i, slot)| Span::whole(first + i, slot))
+                .collect();
+            let step = Step {
+                first: first == 0,
+                last: first + SLOTS >= blocks,
+            };
+            attend(
+                pool,
+                self.isa,
+                &self.shape,
+                &params,
+                CELLS_LARGE - 1,
+                &self.q,
+                &spans,
+                step,
+                &mut self.partials,
+                &mut self.out,
+            );
+        }
+    }
+
+    /// The next layer, and the first slab of `n`.
+    fn turn(&mut self, n: usize) -> (usize, usize) {
+        let next = self.next;
         self.next += 1;
-        let params = Params {
+        (
+            next % self.layers,
+            next / self.layers * n % self.slabs.len(),
+        )
+    }
+
+    fn params(&self) -> Params<'static> {
+        Params {
             heads: self.heads,
             scale: 1.0 / (self.shape.c_k as f32).sqrt(),
             soft_cap: None,
             window: None,
             sinks: None,
-        };
+        }
+    }
+
+    /// One token over the first `cells` cells of some layer.
+    fn attend(&mut self, pool: &Pool, cells: usize) {
+        let n = cells / CELLS;
+        let block = self.shape.block_bytes();
+        let (layer, first) = self.turn(n);
+        let params = self.params();
         let slabs = self.slabs[first..first + n].iter().enumerate();
         let spans: Vec<_> = slabs
             .map(|(i, slab)| Span::whole(i, &slab[layer * block..][..block]))
@@ -149,6 +222,17 @@ impl Bench {
             &mut self.out,
         );
     }
+}
+
+/// The rate of copies, from what `bytes` of them take more, and how long the `forks` that they are take. `None` if noise hides it.
+fn stage_gb_s(more_us: Figure, bytes: usize, forks: usize, fork_us: f64) -> Option<Figure> {
+    let copies_us = more_us.value - forks as f64 * fork_us;
+    let value = bytes as f64 / 1e3 / copies_us;
+    let (low, high) = place::profile::Unit::GbS.range();
+    (low..=high).contains(&value).then_some(Figure {
+        value,
+        spread: value * more_us.spread / copies_us,
+    })
 }
 
 /// The line through two depths; what noise makes negative is next to nothing.
@@ -184,6 +268,16 @@ mod tests {
     }
 
     #[test]
+    fn what_copies_take_is_a_rate_unless_noise_hides_it() {
+        let us = |value, spread| Figure { value, spread };
+        let rate = stage_gb_s(us(1100.0, 100.0), 10_000_000, 50, 2.0).unwrap();
+        assert!((rate.value - 10.0).abs() < 1e-9 && (rate.spread - 1.0).abs() < 1e-9);
+        for hidden in [100.0, 0.0, -5.0] {
+            assert_eq!(stage_gb_s(us(hidden, 1.0), 10_000_000, 50, 2.0), None);
+        }
+    }
+
+    #[test]
     fn every_slab_is_attended_over_and_results_are_numbers() {
         let heads = Heads {
             heads: 4,
@@ -206,6 +300,10 @@ mod tests {
                 assert_eq!(bench.out[..], first[..]);
             }
             bench.attend(&pool, CELLS_LARGE);
+            let there = bench.out.to_vec();
+            bench.out.fill(0.0);
+            bench.attend_staged(&pool);
+            assert_eq!(bench.out[..], there[..], "the same bits through the ring");
             let close = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-3;
             assert!(bench.out.iter().zip(&first).all(close), "{ty}");
         }

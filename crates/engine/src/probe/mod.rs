@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`bandwidth`] | streaming reads and copies of memory |
 //! | `products` | weights that one token passes, multiply-adds of many tokens |
-//! | `attention` | one token in one layer, at two depths |
+//! | `attention` | one token in one layer, at two depths; copies into the staging ring |
 //! | `disk` | the model's file |
 //! | `sample` | repetitions, and how they share the time |
 
@@ -180,10 +180,11 @@ impl Settings {
             device: String::new(),
             driver: String::new(),
             shaped_by: format!(
-                "engine {}, {isas}, {pinned}, ubatch {}, {heads}, {formats}, {} MiB of weights",
+                "engine {}, {isas}, {pinned}, ubatch {}, {heads}, {formats}, {} MiB of weights, {} slots",
                 env!("CARGO_PKG_VERSION"),
                 self.ubatch,
                 subject.active_bytes >> 20,
+                attention::SLOTS,
             ),
         }
     }
@@ -282,7 +283,7 @@ fn measure(
         .collect();
     let memory_steps = 1 + 2 * thread_counts(threads).len();
     let product_steps = 3 * formats.len() * isas.len();
-    let steps = memory_steps + 1 + product_steps + 2 * tiers.len();
+    let steps = memory_steps + 1 + product_steps + 2 * tiers.len() + tiers.len().min(1);
     let steps = steps + usize::from(subject.file.is_some());
     let mut clock = Clock::new(progress, steps, settings.time_max);
 
@@ -315,11 +316,15 @@ fn measure(
         }
     }
     drop(source);
-    let mut attention = Vec::new();
+    let (mut attention, mut stage_gb_s) = (Vec::new(), None);
     for (type_k, type_v, heads, shape) in tiers {
         let mut bench = attention::Bench::new(heads, shape, subject.layers, isas[0])?;
         let what = format!("attention over {type_k}/{type_v}");
         let (ns_cell, engage_us) = bench.slope_and_engage(&pool, &mut clock, &what)?;
+        if attention.is_empty() {
+            let what = format!("staging {type_k}/{type_v}");
+            stage_gb_s = bench.stage(&pool, &mut clock, &what, fork_join_us.value)?;
+        }
         attention.push(AttentionRate {
             type_k,
             type_v,
@@ -352,6 +357,7 @@ fn measure(
             isa: isas[0].name().to_owned(),
             read_gb_s,
             copy_gb_s,
+            stage_gb_s,
             fork_join_us,
             products,
             attention,

@@ -9,6 +9,9 @@ use crate::model::{Cells, Model};
 /// Cells of a block of our cache, and what other engines round numbers of cells up to.
 pub const BLOCK_CELLS: u64 = 256;
 
+/// Blocks that the CPU attends as one, where it attends some of those outside fast memory: what is left of them is copied.
+pub const GROUP_BLOCKS: u64 = 4;
+
 /// What is asked of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Cache {

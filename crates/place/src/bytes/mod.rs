@@ -9,8 +9,8 @@ mod kv_type;
 mod work;
 
 pub use cache::{
-    BLOCK_CELLS, Cache, KvAlloc, KvBytes, Streams, check_types, kv_alloc_bytes, kv_bytes,
-    recurrent_bytes,
+    BLOCK_CELLS, Cache, GROUP_BLOCKS, KvAlloc, KvBytes, Streams, check_types, kv_alloc_bytes,
+    kv_bytes, recurrent_bytes,
 };
 pub use kv_type::KvType;
 pub use work::{WorkBytes, carried_bytes, work_bytes};

@@ -97,7 +97,10 @@ impl<'a> Machine<'a> {
                 },
                 fast: cpu.clone(),
                 host: cpu,
-                link_gb_s: host.copy_gb_s.all.value.min(host_read),
+                link_gb_s: host
+                    .stage_gb_s
+                    .map_or(host.copy_gb_s.all.value, |staged| staged.value)
+                    .min(host_read),
                 host_read_gb_s: host_read,
                 kept_attention: (1.0, 1.0),
                 kept_products: (1.0, 1.0),

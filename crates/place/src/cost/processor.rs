@@ -105,6 +105,11 @@ impl<'a> Processor<'a> {
         operations * amount(self.operation_us) / 1e3
     }
 
+    /// One operation that has nothing to do.
+    pub fn operation_ms(&self) -> f64 {
+        amount(self.operation_us) / 1e3
+    }
+
     /// Attention of a layer with such heads.
     ///
     /// What was measured with the same heads and types is taken as it is. Otherwise the nearest measurement of the types is

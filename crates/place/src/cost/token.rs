@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::{Costs, PIECE_BYTES, Place, TierCost};
+use crate::bytes::{BLOCK_CELLS, GROUP_BLOCKS};
 use crate::drop::{Additive, Overlapped, amount, bw_eff_gb_s, drop_of_slow_down, ms, part};
 
 /// How the cost of what is in host memory is predicted.
@@ -159,9 +160,9 @@ impl Costs<'_> {
                 (Place::Host, _) => token.cpu_bytes = tail,
                 // The same cores attend over the same memory; only what they copy first costs more.
                 (Place::VirtualDevice, SpillModel::Overlapped) => {
-                    token.cpu_bytes = tail * self.kv_share.unwrap_or(1.0);
-                    token.streamed_bytes = tail - token.cpu_bytes;
-                    token.spill_ms = ms(token.streamed_bytes, self.machine.link_gb_s);
+                    (token.streamed_bytes, token.cpu_bytes) =
+                        self.virtual_tail(tier, placement.window_cells, depth);
+                    token.spill_ms = self.virtual_copy_ms(tier, token.streamed_bytes);
                 }
                 (_, SpillModel::Additive) => {
                     self.add_additive(tier, &mut token, tail, missing + dense);
@@ -187,6 +188,29 @@ impl Costs<'_> {
             + token.state_ms
             + token.spill_ms;
         token
+    }
+
+    /// Bytes of a tail that are copied, and bytes that are attended where they lie, where main memory plays a device: whole blocks, and of
+    /// these the CPU's share in whole groups.
+    fn virtual_tail(&self, tier: &TierCost, window_cells: u64, depth: u64) -> (f64, f64) {
+        let blocks = depth
+            .div_ceil(BLOCK_CELLS)
+            .saturating_sub(window_cells / BLOCK_CELLS);
+        let groups = (blocks / GROUP_BLOCKS) as f64 * self.kv_share.unwrap_or(1.0);
+        let attended = groups.round() * GROUP_BLOCKS as f64;
+        let block = tier.full_cell_bytes * tier.full_reads * BLOCK_CELLS as f64;
+        ((blocks as f64 - attended) * block, attended * block)
+    }
+
+    /// Copying so many bytes of a tail where main memory plays a device: each layer's part of a block is an operation.
+    fn virtual_copy_ms(&self, tier: &TierCost, bytes: f64) -> f64 {
+        let block = tier.full_cell_bytes * tier.full_reads * BLOCK_CELLS as f64;
+        let pieces = if block > 0.0 {
+            bytes / block * tier.full_layers
+        } else {
+            0.0
+        };
+        ms(bytes, self.machine.link_gb_s) + pieces * self.machine.host.operation_ms()
     }
 
     /// The part of a token's experts that is not in fast memory: as if all were used alike, which none of them is, so that
@@ -407,8 +431,8 @@ impl Costs<'_> {
                 let copied = 1.0 - self.kv_share.unwrap_or(1.0);
                 let allowed_ms = resident / (1.0 - part(target)) - resident;
                 if copied > 0.0 {
-                    // Bytes are GB/s times ms, times a million.
-                    allowed_ms * self.machine.link_gb_s * 1e6 / copied
+                    const GB: f64 = 1e9;
+                    GB * allowed_ms / (self.virtual_copy_ms(tier, GB) * copied)
                 } else {
                     f64::INFINITY
                 }
@@ -428,7 +452,7 @@ impl Costs<'_> {
             (Place::VirtualDevice, SpillModel::Overlapped) => {
                 let resident = self.resident_token(tier, depth).t_ms;
                 let copied = tail * (1.0 - self.kv_share.unwrap_or(1.0));
-                drop_between(resident, resident + ms(copied, self.machine.link_gb_s))
+                drop_between(resident, resident + self.virtual_copy_ms(tier, copied))
             }
             (_, SpillModel::Additive) => self.additive(tier, depth).drop(tail),
             (Place::Device, SpillModel::Overlapped) => self.overlapped(tier, depth).drop(tail),

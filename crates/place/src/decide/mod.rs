@@ -19,7 +19,7 @@ use memory::Needs;
 use split::{Given, Judge, Order};
 
 use crate::bytes::{BLOCK_CELLS, kv_bytes};
-use crate::cost::{Costs, Machine, Place, Placement, SpillModel, TierCost, drop_between};
+use crate::cost::{Costs, Machine, Place, Placement, SpillModel, TierCost, Token, drop_between};
 use crate::drop::{SPILL_MAX_MIB_ADDITIVE, amount, bw_eff_gb_s, part};
 use crate::error::Error;
 use crate::model::Model;
@@ -321,7 +321,12 @@ impl Planner<'_> {
         let full = predicted.last().map(|p| p.token);
         let cpu_share = full.map_or(0.0, |t| {
             let tail = t.streamed_bytes + t.cpu_bytes;
-            if tail > 0.0 { t.cpu_bytes / tail } else { 0.0 }
+            match machine.place {
+                _ if tail <= 0.0 => 0.0,
+                // Of whole groups of blocks, which the rest of the tail does not make.
+                Place::VirtualDevice => self.request.kv_share.map_or(1.0, part),
+                Place::Device | Place::Host => t.cpu_bytes / tail,
+            }
         });
         let beside = [needs.fixed(), needs.dense, needs.experts];
         let beside = beside.into_iter().fold(0, u64::saturating_add);
@@ -637,5 +642,20 @@ impl Plan {
     /// The share of tokens a second that the chosen plan costs at full context, against KV that takes no room.
     pub fn drop(&self) -> f64 {
         self.chosen().map_or(1.0, |t| amount(t.drop))
+    }
+
+    /// A token of the chosen plan at a live depth; `None` if nothing fits. Request, model and profile are those that the plan was made
+    /// from.
+    pub fn token_at(
+        &self,
+        request: &Request,
+        model: &Model,
+        profile: &Profile,
+        depth: u64,
+    ) -> Option<Token> {
+        let best = self.chosen()?.best()?;
+        let machine = Machine::new(profile, self.memory.place, self.threads);
+        let costs = Costs::new(model, machine, self.spill_model, request.kv_share);
+        Some(costs.token(&costs.tier(model, self.tier()), &best.placement, depth))
     }
 }

@@ -78,7 +78,7 @@ pub struct Plan {
     pub predicted: Vec<Predicted>,
     /// Threads of the worker pool.
     pub threads: u32,
-    /// The part of the tail that the CPU attends over at full context.
+    /// The part of the tail that the CPU attends over at full context, as far as whole groups of blocks allow it.
     pub cpu_share: f64,
     /// The largest context that fits at the chosen tier with all KV in fast memory.
     pub max_ctx: u64,

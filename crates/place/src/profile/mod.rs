@@ -8,6 +8,7 @@
 //! | `read_gb_s`, `copy_gb_s` | streaming reads and copies of host memory; copies count each byte once |
 //! | `decode_gb_s` | bytes of weights that a product of one token passes a second, as a session runs it: with its fork and the quantisation of its input |
 //! | `prefill_gmac_s` | multiply-adds of a product of many tokens |
+//! | `stage_gb_s` | cells that attention gets through the staging ring, by what that takes more than attending them where they lie, forks not counted |
 //! | `fork_join_us` | an operation that has nothing to do |
 //! | `ns_cell`, `engage_us` | attention of one token in one layer: `engage_us + ns_cell * cells` |
 //! | `slope_ms_cell`, `engage_ms` | the attention microbenchmark of two sizes, for the additive model |
@@ -128,6 +129,10 @@ pub struct Host {
     pub read_gb_s: ByThreads,
     /// Copy; each byte counts once.
     pub copy_gb_s: ByThreads,
+    /// Copies of cells into the staging ring, ahead of their use: what attending them takes more than where they lie, without the fork that
+    /// each copy is. Where it was not measured, as fast as other copies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage_gb_s: Option<Figure>,
     /// An operation over all threads that has nothing to do.
     pub fork_join_us: Figure,
     /// Products, a line for each format and instruction set that was measured.

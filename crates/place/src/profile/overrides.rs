@@ -63,6 +63,11 @@ pub static OVERRIDES: &[Override] = &[
         "the same, one thread",
     ),
     term(
+        "host_stage_gb_s",
+        &["host.stage_gb_s"],
+        "copies of cells into the staging ring, where main memory plays a device",
+    ),
+    term(
         "fork_join_us",
         &["host.fork_join_us"],
         "an empty operation over all threads",
@@ -209,6 +214,7 @@ impl Profile {
                     "host.engage.slope_ms_cell" => &mut host.engage.slope_ms_cell,
                     "host.engage.engage_ms" => &mut host.engage.engage_ms,
                     "host.disk_read_gb_s" => &mut host.disk_read_gb_s,
+                    "host.stage_gb_s" => &mut host.stage_gb_s,
                     _ => continue,
                 };
                 term.get_or_insert_default();

@@ -232,6 +232,7 @@ fn visit_host(host: &mut Host, f: Visitor<'_>) {
         isa: _,
         read_gb_s,
         copy_gb_s,
+        stage_gb_s,
         fork_join_us,
         products,
         attention,
@@ -240,6 +241,9 @@ fn visit_host(host: &mut Host, f: Visitor<'_>) {
     } = host;
     visit_by_threads("host.read_gb_s", read_gb_s, f);
     visit_by_threads("host.copy_gb_s", copy_gb_s, f);
+    if let Some(rate) = stage_gb_s {
+        f("host.stage_gb_s", rate, Unit::GbS);
+    }
     f("host.fork_join_us", fork_join_us, Unit::Us);
     for product in products {
         let ProductRate {

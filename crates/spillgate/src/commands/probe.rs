@@ -104,8 +104,11 @@ fn text(profile: &Profile) -> String {
     let disk = host
         .disk_read_gb_s
         .map_or("not measured".to_owned(), |f: Figure| format!("{f} GB/s"));
+    let staged = host
+        .stage_gb_s
+        .map_or("not measured".to_owned(), |f: Figure| format!("{f} GB/s"));
     text += &format!(
-        "\nfork and join  {} us\ndisk           {disk}\n\n",
+        "\nfork and join  {} us\nstaging        {staged}\ndisk           {disk}\n\n",
         host.fork_join_us
     );
     let mut products = vec![row(&[

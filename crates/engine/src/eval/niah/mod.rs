@@ -17,7 +17,6 @@
 //! A prompt is a function of task, length, seed and how tokens are counted ([`Prompt::generate`]), the same on every
 //! machine. [`run`] asks a model and scores its answers ([`score`]).
 
-mod book;
 mod draws;
 mod prompt;
 mod run;

@@ -1,8 +1,8 @@
 //! From a task to a prompt of a given length.
 
-use super::book::SENTENCES;
 use super::draws::{Draws, Kind};
 use super::{Haystack, PromptError, Shape, Task};
+use crate::eval::book::SENTENCES;
 
 /// What says nothing, over and over.
 const NOISE: &str =

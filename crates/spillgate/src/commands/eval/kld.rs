@@ -4,39 +4,68 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use clap::Args;
+use clap::{ArgGroup, Args};
 use engine::eval::{Divergence, EvalError, KlSummary, MARGIN_MIN, Position, Top1, read_positions};
 use engine::plan::session::Taken;
 use serde::Serialize;
 
+use super::against;
 use super::logits::{each_position, need};
 use crate::cli::Common;
 use crate::failure::Advised;
-use crate::flags::{ContextFlags, MachineFlags};
+use crate::flags::{ContextFlags, MachineFlags, OtherContext, other_context};
 use crate::output::{print, print_json, table};
 use crate::settings;
 
-/// Prints the KL divergence from stored logits, and how often the first choice agrees
+/// Prints the KL divergence from stored logits or from other settings, and how often the first choice agrees
 ///
-/// Both sides are lists of the highest logits: the divergence is that over the reference's listed tokens which the other
+/// With --against two settings of a model run side by side over the same tokens: the command's own context flags, which are the base, and
+/// those in --against. The divergence is that of the latter from the base, over the whole vocabulary, and the first choice is compared at
+/// every position. A text is cut into chunks, of each of which the second half is compared.
+///
+/// With --reference both sides are lists of the highest logits: the divergence is that over the reference's listed tokens which the other
 /// lists too, all other tokens counting as one. The first choice is compared where the reference's lead exceeds 0.1.
-/// To compare two settings, store the logits of one ('eval logits'), and give the other's flags here.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("other").required(true).args(["reference", "against"]))]
+#[command(group = ArgGroup::new("text").args(["file", "tokens"]).conflicts_with("reference"))]
 #[command(after_help = "\
 Examples:
+  spillgate eval kld smollm2 --against q8_0/q4_0 -f README.md
+  spillgate eval kld smollm2 --against 'q4_0/q4_0 --kv-rotate off' --cache-type-k q4_0 --cache-type-v q4_0 -f README.md
+  spillgate eval kld smollm2 --against '--window 256' --chunk 1024 -f README.md --by-token
   spillgate eval logits smollm2 --tokens ids.txt > f16.jsonl
   spillgate eval kld smollm2 --reference f16.jsonl --cache-type-k q8_0
   spillgate eval kld other.jsonl --reference f16.jsonl")]
 pub struct KldArgs {
     /// The model to compare, or stored logits of one (FILE.jsonl)
-    model: String,
+    pub model: String,
     /// Stored logits, in the form of 'eval logits'
     #[arg(long, value_name = "FILE")]
-    reference: PathBuf,
+    reference: Option<PathBuf>,
+    /// Other settings, in one argument: context flags, or K/V for both types of the cache; what is not said is as by default
+    #[arg(long, value_name = "FLAGS", value_parser = other_context, allow_hyphen_values = true, requires = "text")]
+    pub against: Option<OtherContext>,
+    /// With --against: a text to compare over
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// With --against: tokens of a chunk of the text
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        default_value_t = 512,
+        conflicts_with = "reference"
+    )]
+    pub chunk: usize,
+    /// With --against: token ids to compare over, a line a text, decimal, separated by spaces; all positions are compared
+    #[arg(long, value_name = "FILE")]
+    pub tokens: Option<PathBuf>,
+    /// With --against: take one decode step a token instead of prefill
+    #[arg(long, requires = "against")]
+    pub by_token: bool,
     #[command(flatten)]
-    context: ContextFlags,
+    pub context: ContextFlags,
     #[command(flatten)]
-    machine: MachineFlags,
+    pub machine: MachineFlags,
 }
 
 #[derive(Serialize)]
@@ -49,7 +78,15 @@ struct Report {
 }
 
 pub fn run(args: &KldArgs, common: &Common) -> Result<()> {
-    let reference = read_positions(&args.reference)?;
+    match (&args.reference, &args.against) {
+        (Some(reference), _) => from_reference(args, reference, common),
+        (None, Some(against)) => against::run(args, &against.flags(), common),
+        (None, None) => unreachable!("the flags' group demands one of them"),
+    }
+}
+
+fn from_reference(args: &KldArgs, reference: &Path, common: &Common) -> Result<()> {
+    let reference = read_positions(reference)?;
     let (other, memory) = if Path::new(&args.model).extension() == Some(OsStr::new("jsonl")) {
         (read_positions(Path::new(&args.model))?, None)
     } else {
@@ -135,21 +172,25 @@ fn texts(reference: &[Position]) -> Result<Vec<Vec<u32>>> {
     Ok(texts)
 }
 
+/// Mean and spread, a line each.
+pub fn kl_table(kl: &KlSummary) -> String {
+    let row = |label: &str, value: f64| vec![label.to_owned(), format!("{value:.3e}")];
+    let rows = [
+        row("mean", kl.mean),
+        row("median", kl.median),
+        row("p90", kl.p90),
+        row("p99", kl.p99),
+        row("max", kl.max),
+    ];
+    format!(
+        "KL divergence in nats, {} positions\n{}",
+        kl.positions,
+        table(&rows, &[1])
+    )
+}
+
 fn text(report: &Report) -> String {
-    let kl = &report.kl_nats;
-    let row = |label: &str, value: String| vec![label.to_owned(), value];
-    let number = |x: f64| format!("{x:.3e}");
-    let mut text = format!("KL divergence in nats, {} positions\n", kl.positions);
-    text += &table(
-        &[
-            row("mean", number(kl.mean)),
-            row("median", number(kl.median)),
-            row("p90", number(kl.p90)),
-            row("p99", number(kl.p99)),
-            row("max", number(kl.max)),
-        ],
-        &[1],
-    );
+    let mut text = kl_table(&report.kl_nats);
     let top1 = &report.top1;
     text += &format!(
         "first choice agrees {} of {} times ({:.2} %) where the lead exceeds {MARGIN_MIN}\n",

@@ -1,16 +1,18 @@
 //! `eval`: how good a model's output is.
 
+mod against;
 mod kld;
 mod logits;
 mod niah;
 mod ppl;
+mod tiers;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
 use crate::cli::Common;
 
-/// Evaluates a model: logits, perplexity, distance from a reference, retrieval from long texts
+/// Evaluates a model and its cache: logits, perplexity, distances, retrieval from long texts
 #[derive(Debug, Args)]
 pub struct EvalArgs {
     #[command(subcommand)]
@@ -23,6 +25,7 @@ enum What {
     Ppl(ppl::PplArgs),
     Kld(kld::KldArgs),
     Niah(niah::NiahArgs),
+    Tiers(tiers::TiersArgs),
 }
 
 pub fn run(args: &EvalArgs, common: &Common) -> Result<()> {
@@ -31,5 +34,6 @@ pub fn run(args: &EvalArgs, common: &Common) -> Result<()> {
         What::Ppl(args) => ppl::run(args, common),
         What::Kld(args) => kld::run(args, common),
         What::Niah(args) => niah::run(args, common),
+        What::Tiers(args) => tiers::run(args, common),
     }
 }

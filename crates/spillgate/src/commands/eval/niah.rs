@@ -17,7 +17,7 @@ use crate::settings::Need;
 use crate::{interrupt, settings};
 
 /// The context that is filled when none is asked for, if the model was trained with at least as much.
-const N_CTX_DEFAULT: usize = 4096;
+pub const N_CTX_DEFAULT: usize = 4096;
 
 /// Hides needles in long texts and scores what the model finds
 ///
@@ -51,7 +51,7 @@ pub struct NiahArgs {
     machine: MachineFlags,
 }
 
-fn task_parser() -> impl TypedValueParser<Value = Task> {
+pub fn task_parser() -> impl TypedValueParser<Value = Task> {
     PossibleValuesParser::new(Task::ALL.map(Task::name))
         .map(|name| name.parse().expect("the parser lets only names pass"))
 }
@@ -73,7 +73,7 @@ pub fn run(args: &NiahArgs, common: &Common) -> Result<()> {
     if args.samples == 0 {
         return Err(Advised::new("--samples 0 asks nothing", "give at least 1").into());
     }
-    let tasks = tasks(&args.task);
+    let tasks = tasks(&args.task, &Task::ALL);
     let opened = settings::open(&args.model, &args.machine)?;
     let usual = opened.config.n_ctx_train.min(N_CTX_DEFAULT);
     let n_ctx = args.context.ctx.unwrap_or(usual);
@@ -133,14 +133,10 @@ pub fn run(args: &NiahArgs, common: &Common) -> Result<()> {
     }
 }
 
-/// Each task that was named once, or all.
-fn tasks(named: &[Task]) -> Vec<Task> {
+/// Each task that was named once, or the usual ones.
+pub fn tasks(named: &[Task], usual: &[Task]) -> Vec<Task> {
     let mut tasks = Vec::with_capacity(Task::ALL.len());
-    let wanted = if named.is_empty() {
-        &Task::ALL[..]
-    } else {
-        named
-    };
+    let wanted = if named.is_empty() { usual } else { named };
     for &task in wanted {
         if !tasks.contains(&task) {
             tasks.push(task);
@@ -181,9 +177,9 @@ mod tests {
 
     #[test]
     fn a_task_is_run_once() {
-        assert_eq!(tasks(&[]), Task::ALL);
+        assert_eq!(tasks(&[], &Task::ALL), Task::ALL);
         let named = [Task::MultiValue, Task::Single1, Task::MultiValue];
-        assert_eq!(tasks(&named), [Task::MultiValue, Task::Single1]);
+        assert_eq!(tasks(&named, &Task::ALL), [Task::MultiValue, Task::Single1]);
     }
 
     #[test]

@@ -4,9 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use engine::eval::{Likelihood, windows};
+use engine::eval::{Likelihood, excerpts};
 use engine::plan::session::Taken;
-use engine::tokenizer::{Affix, EncodeOptions};
 use serde::Serialize;
 
 use super::logits::{each_position, need};
@@ -51,36 +50,12 @@ pub fn run(args: &PplArgs, common: &Common) -> Result<()> {
     let text = std::fs::read(&args.file)
         .with_context(|| format!("cannot read {}", args.file.display()))?;
     let opened = settings::open(&args.model, &args.machine)?;
-    let tokenizer = &opened.tokenizer;
-    let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-    let ids = tokenizer.encode(
-        text,
-        EncodeOptions {
-            bos: Affix::Never,
-            eos: Affix::Never,
-            ..EncodeOptions::default()
-        },
-    )?;
-    // A model that expects BOS gets it at the start of every window, in a place of its own.
-    let cells = args.chunk.saturating_sub(usize::from(bos.is_some()));
-    let windows = windows(ids.len(), cells)?;
-    let shift = usize::from(bos.is_some());
-    let texts: Vec<Vec<u32>> = windows
-        .iter()
-        .map(|(range, _)| {
-            bos.into_iter()
-                .chain(ids[range.clone()].iter().copied())
-                .collect()
-        })
-        .collect();
-
+    let excerpts = excerpts(&opened.tokenizer, &text, args.chunk)?;
+    let texts: Vec<Vec<u32>> = excerpts.iter().map(|e| e.tokens.clone()).collect();
     let loaded = opened.load(&args.context, need(&texts))?;
     let mut score = Likelihood::default();
-    let memory = each_position(&loaded, &texts, false, &mut |window, pos, _, logits| {
-        let scored_from = windows[window].1 + shift;
-        if let Some(&next) = texts[window].get(pos + 1)
-            && pos + 1 >= scored_from
-        {
+    let memory = each_position(&loaded, &texts, false, &mut |chunk, pos, _, logits| {
+        if let Some(next) = excerpts[chunk].scored_after(pos) {
             score.add(logits, next);
         }
         Ok(())
@@ -91,7 +66,7 @@ pub fn run(args: &PplArgs, common: &Common) -> Result<()> {
         standard_error,
         mean_nll: score.mean_nll(),
         tokens: score.tokens(),
-        chunks: windows.len(),
+        chunks: excerpts.len(),
         memory,
     };
     if common.json {

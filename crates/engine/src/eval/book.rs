@@ -1,9 +1,9 @@
-//! The text that needles are hidden in.
+//! The text that needles are hidden in, and that settings are compared over where no other is given.
 
 use std::sync::LazyLock;
 
 /// A novel, one paragraph a line: see the README beside it.
-const BOOK: &str = include_str!("../../../data/persuasion.txt");
+pub const BOOK: &str = include_str!("../../data/persuasion.txt");
 
 /// The book's sentences, in order.
 pub(super) static SENTENCES: LazyLock<Vec<&'static str>> =

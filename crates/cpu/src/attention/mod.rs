@@ -293,6 +293,13 @@ pub fn attend(
             i..i + 1
         }
     };
+    let group_of = |i: usize| {
+        if whole_groups {
+            groups.start + i
+        } else {
+            spans[i].group()
+        }
+    };
     let saved = Shared::new(buffer);
     pool.run(parts * shape.heads, |item| {
         let (head, i) = (item % shape.heads, item / shape.heads);
@@ -315,11 +322,7 @@ pub fn attend(
             resume(&rows, scratch);
             let mut open = opened;
             for i in 0..parts {
-                let group = if whole_groups {
-                    groups.start + i
-                } else {
-                    spans[i].group()
-                };
+                let group = group_of(i);
                 if open != Some(group) {
                     let (total, partial) = (&mut scratch.total, &scratch.group);
                     merge(isa, gqa, shape.c_v, total, partial);

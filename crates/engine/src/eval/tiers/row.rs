@@ -190,6 +190,7 @@ mod tests {
                 ..Request::default()
             },
             rotate: false,
+            ..Asked::default()
         };
         assert_eq!(Setting::Auto.of(&asked), asked);
         let spilled = Setting::Spilled.of(&asked).request;

@@ -32,7 +32,7 @@ pub use layout::{KvShape, KvShapeError, KvType, append, write_cell};
 use crate::isa::Isa;
 use crate::mem::{Buffer, OutOfMemory, Shared};
 use crate::pool::Pool;
-use kernel::{ROWS_A_GROUP, Rows, Scratch, attend_spans, finish, merge};
+use kernel::{Next, ROWS_A_GROUP, Rows, Scratch, attend_spans, finish, merge};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -279,7 +279,8 @@ pub fn attend(
                         merge(isa, rows.count(), shape.c_v, total, group);
                     }
                     open = Some(part[0].group());
-                    attend_spans(&rows, q, part, spans.get(after), goes_on, scratch);
+                    let next = spans.get(after).map(|span| Next { span: *span, head: rows.head });
+                    attend_spans(&rows, q, part, next, goes_on, scratch);
                 }
                 leave(&rows, scratch);
             });
@@ -294,12 +295,19 @@ pub fn attend(
         }
     };
     let saved = Shared::new(buffer);
-    pool.run(parts * shape.heads, |item| {
+    let items = parts * shape.heads;
+    pool.run(items, |item| {
         let (head, i) = (item % shape.heads, item / shape.heads);
         let rows = rows(0, head);
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.prepare(&rows, q);
-            attend_spans(&rows, q, &spans[part(i)], None, false, scratch);
+            // Threads of equal speed take items by turns.
+            let later = item + threads;
+            let next = (later < items).then(|| Next {
+                span: spans[part(later / shape.heads).start],
+                head: later % shape.heads,
+            });
+            attend_spans(&rows, q, &spans[part(i)], next, false, scratch);
             for r in 0..gqa {
                 let at = (i * params.heads + head * gqa + r) * size;
                 // SAFETY: each part and head belongs to one work item.

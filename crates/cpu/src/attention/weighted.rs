@@ -432,7 +432,10 @@ impl Stored for Bytes<'_> {
     #[inline(always)]
     fn load<V: F32x16>(self, at: usize) -> (V, V) {
         let (codes, d) = (&self.0[at..][..32], V::splat(self.1[at / 32]));
-        (V::load_i8(&codes[..16]).mul(d), V::load_i8(&codes[16..]).mul(d))
+        (
+            V::load_i8(&codes[..16]).mul(d),
+            V::load_i8(&codes[16..]).mul(d),
+        )
     }
 }
 /// Codes, and scales as values.
@@ -469,8 +472,13 @@ fn in_registers<V: F32x16, L: Stored>(
     ahead.share(groups * (c / 32 - wide) * SEGMENT);
     let pass = (PASS_BYTES * 8 / L::BITS / c).clamp(1, SEGMENT);
     for first in (0..SEGMENT).step_by(pass) {
-        let part = Cells { start: seen.start.clamp(first, first + pass), end: seen.end.clamp(first, first + pass) };
-        if part.is_empty() { continue; }
+        let part = Cells {
+            start: seen.start.clamp(first, first + pass),
+            end: seen.end.clamp(first, first + pass),
+        };
+        if part.is_empty() {
+            continue;
+        }
         let goes_on = part.start > seen.start;
         for group in row_groups::<V>(rows) {
             let w = &w.as_chunks::<CELLS>().0[group.clone()];
@@ -491,8 +499,9 @@ fn in_registers<V: F32x16, L: Stored>(
     end.join::<V>(rows, c, 0..c, sums, o);
 }
 
-/// The values `at .. at + 16 W` of `N` rows, summed over a segment's cells.
+/// The values `at .. at + 16 W` of `N` rows, summed over some cells of a segment.
 #[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "one operation's operands")]
 fn decoded<V: F32x16, L: Stored, const N: usize, const W: usize>(
     v: L,
     c: usize,

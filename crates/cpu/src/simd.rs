@@ -41,6 +41,12 @@ pub(crate) trait F32x16: Copy {
     fn load_i8(x: &[u8]) -> Self;
     /// Converts the low and the high nibbles of 16 bytes, each less 8.
     fn load_nibbles(x: &[u8]) -> (Self, Self);
+    /// The same times `d`, which is exact if `d` is a half.
+    #[inline(always)]
+    fn load_scaled_nibbles(x: &[u8], d: f32) -> (Self, Self) {
+        let ((low, high), d) = (Self::load_nibbles(x), Self::splat(d));
+        (low.mul(d), high.mul(d))
+    }
     fn store(self, out: &mut [f32]);
     /// Rounds to the nearest integer (ties to even) and stores as bytes. Lanes lie within -127..=127.
     fn store_i8(self, out: &mut [i8]);
@@ -127,6 +133,19 @@ pub(crate) fn fetch(line: *const u8) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a prefetch of any address is only a hint and never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
+/// Fetches the cache line at `line` into the second-level cache.
+#[inline(always)]
+pub(crate) fn fetch_far(line: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a prefetch of any address is only a hint and never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = line;

@@ -11,13 +11,16 @@ use super::weighted::{Work, weighted};
 use super::{CELLS, KvShape, KvType, Params, Span};
 use crate::isa::Isa;
 use crate::math::exp;
-use crate::simd::{F32x16, fetch, simd_kernel};
+use crate::simd::{F32x16, fetch, fetch_far, simd_kernel};
 use std::mem::swap;
 use std::ops::Range;
 
 /// Rows that share registers: 6 rows of 4 vectors of sums fill 24 of 32 wide registers and leave some for 4 vectors of K or
 /// V and a factor; 6 rows of one vector (two registers) fill 12 of 16 narrow ones.
 pub(super) const ROWS_A_GROUP: usize = 6;
+
+/// Rows that share wide registers if there are no others: two vectors of sums each, so that K and V are decoded once.
+const ROWS_ALONE: usize = 7;
 
 /// Up to this many rows work is bound by reading K and V, so that these are gone through once, in order, and converted as they
 /// come; more rows are bound by arithmetic, and share what is converted.
@@ -27,7 +30,8 @@ pub(super) const ROWS_FEW: usize = 2 * ROWS_A_GROUP;
 #[inline(always)]
 pub(super) fn vectors_a_row<V: F32x16>(rows: usize) -> usize {
     match rows {
-        _ if V::WIDE => 4,
+        ..=ROWS_A_GROUP if V::WIDE => 4,
+        _ if V::WIDE => 2,
         1 => 4,
         2 => 2,
         _ => 1,
@@ -35,15 +39,22 @@ pub(super) fn vectors_a_row<V: F32x16>(rows: usize) -> usize {
 }
 
 /// Rows in groups of nearly equal size.
-pub(super) fn row_groups(rows: usize) -> impl Iterator<Item = Range<usize>> {
-    let groups = rows.div_ceil(ROWS_A_GROUP);
+#[inline(always)]
+pub(super) fn row_groups<V: F32x16>(rows: usize) -> impl Iterator<Item = Range<usize>> {
+    let groups = if V::WIDE && rows <= ROWS_ALONE {
+        1
+    } else {
+        rows.div_ceil(ROWS_A_GROUP)
+    };
     (0..groups).map(move |g| g * rows / groups..(g + 1) * rows / groups)
 }
 
-/// Evaluates an expression with the constant `$n` equal to `$rows`, at most [`ROWS_A_GROUP`].
+/// Evaluates an expression with the constant `$n` equal to `$rows`, at most [`ROWS_A_GROUP`], or [`ROWS_ALONE`] if registers
+/// are wide.
 macro_rules! with_rows {
-    ($rows:expr, $n:ident => $call:expr) => {
+    ($v:ty, $rows:expr, $n:ident => $call:expr) => {
         match $rows {
+            7 if <$v>::WIDE => with_rows!(@ $n, 7, $call),
             1 => with_rows!(@ $n, 1, $call),
             2 => with_rows!(@ $n, 2, $call),
             3 => with_rows!(@ $n, 3, $call),
@@ -128,7 +139,7 @@ pub(super) fn convert_float<V: F32x16>(ty: KvType, from: &[u8], to: &mut [f32], 
     let (from, to) = (from.as_chunks::<32>().0, to.as_chunks_mut::<16>().0);
     let mut walk = *ahead;
     for (from, to) in from.iter().zip(to) {
-        walk.step(false);
+        walk.step();
         if ty == KvType::F16 {
             V::load_f16(from).store(to);
         } else {
@@ -138,33 +149,35 @@ pub(super) fn convert_float<V: F32x16>(ty: KvType, from: &[u8], to: &mut [f32], 
     *ahead = walk;
 }
 
-/// How far ahead of the bytes in work their stream is fetched. Hardware prefetchers alone keep too few lines in flight for
-/// one token's work; from 4 KiB (a page) on, fetches and prefetchers get into each other's way.
-pub(super) const AHEAD_BYTES: usize = 2048;
+/// How far ahead of the bytes in work their stream is fetched, where what follows is not fetched a whole block ahead.
+pub(super) const AHEAD_BYTES: usize = 4096;
 
 /// A walk over the cache lines that are read soon: some of them are fetched with each step of a kernel.
+///
+/// Hardware prefetchers alone will not do for one token: they start anew with every head's part of a block, and stop where a
+/// kernel computes. Lines go to the second-level cache, since the first level waits for too few at a time.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead {
     line: *const u8,
     /// Where the stretch in work ends, and where the walk then goes on.
     end: *const u8,
     next: *const u8,
-    /// Bytes of the work, and of one step.
+    /// Bytes of the walk, and of one step.
     len: usize,
     stride: usize,
 }
 
 impl Ahead {
-    /// Beside work on the first `len` bytes of `stretch`, after which `next` is read.
-    fn new(stretch: &[u8], len: usize, next: &[u8]) -> Self {
+    /// Over `len` bytes, from byte `at` of `first` and then `second` on.
+    fn new(first: &[u8], second: &[u8], at: usize, len: usize) -> Self {
         let mut ahead = Self {
-            line: stretch.as_ptr().wrapping_add(AHEAD_BYTES),
-            end: stretch.as_ptr().wrapping_add(stretch.len()),
-            next: next.as_ptr(),
+            line: first.as_ptr().wrapping_add(at),
+            end: first.as_ptr_range().end,
+            next: second.as_ptr(),
             len,
             stride: 0,
         };
-        if let Some(beyond) = AHEAD_BYTES.checked_sub(stretch.len()) {
+        if let Some(beyond) = at.checked_sub(first.len()) {
             ahead.go_on();
             ahead.line = ahead.line.wrapping_add(beyond);
         }
@@ -183,18 +196,80 @@ impl Ahead {
         self.stride = self.len.div_ceil(steps);
     }
 
-    /// Fetches a step's share; `is_wide`: that may be two lines.
+    /// Fetches a step's share: at most four lines.
     #[inline(always)]
-    pub(super) fn step(&mut self, is_wide: bool) {
-        fetch(self.line);
-        if is_wide {
-            fetch(self.line.wrapping_add(64));
+    pub(super) fn step(&mut self) {
+        fetch_far(self.line);
+        if self.stride > 64 {
+            fetch_far(self.line.wrapping_add(64));
+        }
+        if self.stride > 128 {
+            fetch_far(self.line.wrapping_add(128));
+            fetch_far(self.line.wrapping_add(192));
         }
         self.line = self.line.wrapping_add(self.stride);
         if self.line >= self.end {
             self.go_on();
         }
     }
+}
+
+/// What is read after the block in work. With few rows it is fetched meanwhile, evenly over time, so that memory has work
+/// throughout.
+struct Following<'a> {
+    first: &'a [u8],
+    second: &'a [u8],
+    /// Which part of it is fetched during the item's turn with the block in work.
+    at: usize,
+    len: usize,
+    /// Bytes of this part that are fetched during scores.
+    with_scores: usize,
+}
+
+impl<'a> Following<'a> {
+    fn new(shape: &KvShape, next: &Next<'a>) -> Self {
+        let bytes = next.span.bytes;
+        let (first, second, turns) = match next.head {
+            Some(head) => (shape.k(bytes, head).all(), shape.v(bytes, head).all(), 1),
+            None => (bytes, &bytes[..0], shape.heads),
+        };
+        let len = (first.len() + second.len()) / turns;
+        Self {
+            first,
+            second,
+            at: next.turn * len,
+            len,
+            // Integer scores take a third of the time of the weighted sum, others the same.
+            with_scores: if shape.type_k.is_float() {
+                len / 2
+            } else {
+                len / 4
+            },
+        }
+    }
+
+    /// The walk beside panel `i` of `n`.
+    fn beside_scores(&self, i: usize, n: usize) -> Ahead {
+        let len = self.with_scores / n;
+        Ahead::new(self.first, self.second, self.at + i * len, len)
+    }
+
+    /// The walk beside segment `i` of `n`.
+    fn beside_sums(&self, i: usize, n: usize) -> Ahead {
+        let len = (self.len - self.with_scores) / n;
+        let at = self.at + self.with_scores + i * len;
+        Ahead::new(self.first, self.second, at, len)
+    }
+}
+
+/// What an item reads next, or the item that the same thread probably does next.
+#[derive(Clone, Copy)]
+pub(super) struct Next<'a> {
+    pub(super) span: Span<'a>,
+    /// Its head that is read; `None`: all of them, as all heads are attended over the block in work, of which this is number
+    /// `turn`. Long stretches of memory are read faster.
+    pub(super) head: Option<usize>,
+    pub(super) turn: usize,
 }
 
 /// Rows of one work item.
@@ -333,13 +408,13 @@ impl Scratch {
     }
 }
 
-/// Leaves in `scratch.group` the rows' partials over some spans of one group, after those that it holds if it `goes_on`; span
-/// `next` is read afterwards.
+/// Leaves in `scratch.group` the rows' partials over some spans of one group, after those that it holds if it `goes_on`;
+/// `next` is what is read afterwards.
 pub(super) fn attend_spans(
     rows: &Rows<'_>,
     q: &[f32],
     spans: &[Span<'_>],
-    next: Option<&Span<'_>>,
+    next: Option<Next<'_>>,
     goes_on: bool,
     scratch: &mut Scratch,
 ) {
@@ -351,7 +426,12 @@ pub(super) fn attend_spans(
         if rows.any(span).is_empty() {
             continue;
         }
-        attend_span(rows, q, span, spans.get(i + 1).or(next), scratch);
+        let inside = spans.get(i + 1).map(|span| Next {
+            span: *span,
+            head: Some(rows.head),
+            turn: 0,
+        });
+        attend_span(rows, q, span, inside.or(next), scratch);
         let (group, block) = (&mut scratch.group, &mut scratch.block);
         if is_first {
             swap(group, block);
@@ -362,12 +442,12 @@ pub(super) fn attend_spans(
     }
 }
 
-/// Leaves in `scratch.block` the rows' partials over a span; span `next` follows.
+/// Leaves in `scratch.block` the rows' partials over a span; `next` follows.
 fn attend_span(
     rows: &Rows<'_>,
     q: &[f32],
     span: &Span<'_>,
-    next: Option<&Span<'_>>,
+    next: Option<Next<'_>>,
     scratch: &mut Scratch,
 ) {
     let (n, shape, head, isa) = (rows.count(), &rows.shape, rows.head, rows.isa);
@@ -390,11 +470,20 @@ fn attend_span(
     }
     let any = rows.any(span);
     let panels = any.start / PANEL..any.end.div_ceil(PANEL);
+    let following = match next {
+        Some(next) if n <= ROWS_FEW => Some(Following::new(shape, &next)),
+        _ => None,
+    };
     for panel in panels.clone() {
         fetch_all(k.scales((panel + 1).min(panels.end - 1)));
         let codes = k.codes(panel..panel + 1);
-        let after = v.codes(panels.start..panels.start + 1);
-        let ahead = Ahead::new(k.codes(panel..panels.end), codes.len(), after);
+        let ahead = match &following {
+            Some(following) => following.beside_scores(panel - panels.start, panels.len()),
+            None => {
+                let after = v.codes(panels.start..panels.start + 1);
+                Ahead::new(k.codes(panel..panels.end), after, AHEAD_BYTES, codes.len())
+            }
+        };
         let ty = shape.type_k;
         if ty.is_float() {
             scores(isa, ty, c_k, codes, panel, q, q_at, cells, k32, s, ahead);
@@ -409,8 +498,18 @@ fn attend_span(
     for segment in panels.clone() {
         fetch_all(v.scales((segment + 1).min(panels.end - 1)));
         let codes = v.codes(segment..segment + 1);
-        let after = next.map_or(codes, |next| shape.k(next.bytes, head).codes(0..1));
-        let ahead = Ahead::new(v.codes(segment..panels.end), codes.len(), after);
+        let ahead = match &following {
+            Some(following) => following.beside_sums(segment - panels.start, panels.len()),
+            None => {
+                let after = next.map_or(codes, |next| shape.k(next.span.bytes, head).codes(0..1));
+                Ahead::new(
+                    v.codes(segment..panels.end),
+                    after,
+                    AHEAD_BYTES,
+                    codes.len(),
+                )
+            }
+        };
         let v = (v.scales(segment), codes);
         let o = &mut block.o[..n * c_v];
         weighted(isa, shape.type_v, c_v, v, segment, s, cells, work, o, ahead);

@@ -199,6 +199,7 @@ impl KvShape {
 /// One head's K or V of a block: scales (none for float types) and codes, each in four quarters of 64 cells.
 #[derive(Clone, Copy)]
 pub(super) struct Quarters<'a> {
+    all: &'a [u8],
     scales: &'a [u8],
     codes: &'a [u8],
 }
@@ -207,7 +208,16 @@ impl<'a> Quarters<'a> {
     fn new(ty: KvType, c: usize, bytes: &'a [u8]) -> Self {
         let scales = if ty.is_float() { 0 } else { CELLS * c / 32 * 2 };
         let (scales, codes) = bytes.split_at(scales);
-        Self { scales, codes }
+        Self {
+            all: bytes,
+            scales,
+            codes,
+        }
+    }
+
+    /// All bytes.
+    pub(super) fn all(self) -> &'a [u8] {
+        self.all
     }
 
     /// Scales of quarter `i`.

@@ -29,7 +29,7 @@ fn scores_with<V: F32x16>(
     mut ahead: Ahead,
 ) {
     let is_few = q_at.len() <= ROWS_FEW;
-    let groups = row_groups(q_at.len()).count();
+    let groups = row_groups::<V>(q_at.len()).count();
     let tiles = groups * (4 / vectors_a_row::<V>(q_at.len().div_ceil(groups)));
     let is_direct = ty == KvType::F16 && is_few;
     ahead.share(if is_direct { tiles * c } else { PANEL / 16 * c });
@@ -52,8 +52,8 @@ fn scores_with<V: F32x16>(
     }
 }
 
-/// Values that few rows attend at a time, so that K's lines are read in order: 2 KiB of half precision.
-const C_A_PASS_FEW: usize = 16;
+/// Values that few rows attend at a time, so that K's lines are read in order: 4 KiB of half precision.
+const C_A_PASS_FEW: usize = 32;
 
 /// Values that many rows attend at a time: 16 KiB once converted, which stay in the nearest cache.
 const C_A_PASS_MANY: usize = 64;
@@ -69,14 +69,14 @@ fn pass_scores<V: F32x16, L: Values>(
     s: &mut [f32],
     ahead: &mut Ahead,
 ) {
-    for group in row_groups(q_at.len()) {
+    for group in row_groups::<V>(q_at.len()) {
         let seen = union(&cells[group.clone()]).within(panel);
         if seen.is_empty() {
             continue;
         }
         let s = &mut s.as_chunks_mut::<CELLS>().0[group.clone()];
         let (q_at, at) = (&q_at[group], panel * PANEL);
-        with_rows!(q_at.len(), N => {
+        with_rows!(V, q_at.len(), N => {
             let s: &mut [[f32; CELLS]; N] = s.try_into().expect("the group's rows");
             let q = array!([&q[..0]; N], |r| &q[q_at[r] + part.start..][..part.len()]);
             let is_first = part.start == 0;
@@ -118,7 +118,7 @@ fn tile<V: F32x16, L: Values, const N: usize, const W: usize>(
     let mut walk = *ahead;
     for i in 0..c {
         if L::STREAMS {
-            walk.step(W > 1);
+            walk.step();
         }
         let k = k.part(i * PANEL, 16 * W);
         let k = array!([V::splat(0.0); W], |w| k.load(16 * w));
@@ -216,15 +216,15 @@ fn quantised_scores_with<V: F32x16>(
     s: &mut [f32],
     mut ahead: Ahead,
 ) {
-    ahead.share(row_groups(cells.len()).count() * k.1.len() / 128);
+    ahead.share(row_groups::<V>(cells.len()).count() * k.1.len() / 128);
     for run in 0..c / BLOCK32 {
-        for group in row_groups(cells.len()) {
+        for group in row_groups::<V>(cells.len()) {
             let seen = union(&cells[group.clone()]).within(panel);
             if seen.is_empty() {
                 continue;
             }
             let s = &mut s.as_chunks_mut::<CELLS>().0[group.clone()];
-            with_rows!(group.len(), N => {
+            with_rows!(V, group.len(), N => {
                 let s: &mut [[f32; CELLS]; N] = s.try_into().expect("the group's rows");
                 let q = q.rows::<N>(group.start, c / BLOCK32, run);
                 for first in (seen.start / 32 * 32..seen.end).step_by(32) {
@@ -261,7 +261,7 @@ fn dots<V: F32x16, const N: usize, const NIBBLES: bool>(
     let codes = &codes[run * words * PANEL * 4..][..words * PANEL * 4];
     let mut walk = *ahead;
     for word in 0..words {
-        walk.step(true);
+        walk.step();
         let codes = &codes[(word * PANEL + first) * 4..][..128];
         for w in 0..2 {
             let codes = &codes[64 * w..][..64];

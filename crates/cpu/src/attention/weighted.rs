@@ -1,7 +1,7 @@
 //! `o[r][c] = sum_n w[r][n] v[n][c]`, one segment of 64 cells after another.
 
 use super::kernel::{
-    AHEAD_BYTES, Ahead, F16, F32, ROWS_FEW, Values, convert_float, reserve, row_groups, union,
+    Ahead, F16, F32, ROWS_A_GROUP, ROWS_FEW, Values, convert_float, reserve, row_groups, union,
     vectors_a_row, with_rows,
 };
 use super::layout::{Cells, PANEL};
@@ -11,6 +11,9 @@ use std::ops::Range;
 
 /// Cells a segment: the cells of a panel, whose weighted values are summed from zero.
 const SEGMENT: usize = PANEL;
+
+/// Bytes of V that few rows go through at a time, columns after columns: few enough to stay in the nearest cache.
+const PASS_BYTES: usize = 4096;
 
 /// Values of a cell that many rows attend at a time: 16 KiB of a segment once converted, which stay in the nearest cache.
 const COLUMNS: usize = 64;
@@ -53,24 +56,9 @@ fn weighted_with<V: F32x16>(
 ) {
     let Work { v, d, sums } = work;
     let sums = &mut sums[..cells.len() * c];
-    let groups = row_groups(cells.len()).count();
-    let width = 16 * vectors_a_row::<V>(cells.len().div_ceil(groups));
-    let tiles = groups * c.div_ceil(width);
+    let groups = row_groups::<V>(cells.len()).count();
     let is_few = cells.len() <= ROWS_FEW;
     let is_float = ty == KvType::F16 || ty == KvType::Bf16;
-    let is_direct = ty == KvType::F16 && is_few;
-    ahead.share(match is_float {
-        true if is_direct => tiles * SEGMENT,
-        true => SEGMENT * c / 16,
-        false => SEGMENT * c / 32,
-    });
-    let values_a_pass = AHEAD_BYTES / if is_float { 2 } else { 1 };
-    // Few rows go through V in order, by as much as has been fetched ahead.
-    let pass = if !is_few || tiles == 1 && ty == KvType::F16 {
-        SEGMENT
-    } else {
-        (values_a_pass / c).max(1)
-    };
     let seen = union(cells).within(segment);
     if !is_float {
         let scales = scales.as_chunks::<32>().0.iter();
@@ -78,6 +66,33 @@ fn weighted_with<V: F32x16>(
             V::load_f16(scales).store(d);
         }
     }
+    if V::WIDE && is_few && c.is_multiple_of(32) && cells.iter().all(|row| *row == cells[0]) {
+        let part = (segment, cells[0]);
+        match ty {
+            KvType::F16 => in_registers::<V, _>(Halves(codes), c, part, w, sums, o, ahead),
+            KvType::Bf16 => in_registers::<V, _>(Bfloats(codes), c, part, w, sums, o, ahead),
+            KvType::Q8_0 => in_registers::<V, _>(Bytes(codes, d), c, part, w, sums, o, ahead),
+            KvType::Q4_0 => {
+                in_registers::<V, _>(Nibbles(codes, d), c, part, w, sums, o, ahead);
+            }
+        }
+        return;
+    }
+    let width = 16 * vectors_a_row::<V>(cells.len().div_ceil(groups));
+    let tiles = groups * c.div_ceil(width);
+    let is_direct = ty == KvType::F16 && is_few;
+    ahead.share(match is_float {
+        true if is_direct => tiles * SEGMENT,
+        true => SEGMENT * c / 16,
+        false => SEGMENT * c / 32,
+    });
+    let values_a_pass = PASS_BYTES / if is_float { 2 } else { 1 };
+    // Few rows go through V in order, by as much as stays in the nearest cache.
+    let pass = if !is_few || tiles == 1 && ty == KvType::F16 {
+        SEGMENT
+    } else {
+        (values_a_pass / c).max(1)
+    };
     for first in (0..SEGMENT).step_by(pass) {
         let pass = Pass {
             segment,
@@ -179,7 +194,7 @@ fn decode<V: F32x16, const BYTES: usize>(
     let mut walk = *ahead;
     let codes = codes.as_chunks::<BYTES>().0;
     for ((codes, d), out) in codes.iter().zip(d).zip(out.as_chunks_mut::<32>().0) {
-        walk.step(false);
+        walk.step();
         let (low, high) = if BYTES == 32 {
             (V::load_i8(&codes[..16]), V::load_i8(&codes[BYTES - 16..]))
         } else {
@@ -211,6 +226,46 @@ struct End {
     after: f32,
 }
 
+impl End {
+    /// Of segment `segment`, for rows that see `cells` of the block.
+    #[inline(always)]
+    fn of(cells: Cells, segment: usize) -> Self {
+        let is_first = cells.start / SEGMENT == segment;
+        let is_last = cells.end <= (segment + 1) * SEGMENT;
+        Self {
+            before: is_first.then_some(if segment == 0 { -0.0 } else { 0.0 }),
+            after: if is_last && cells.end <= CELLS - SEGMENT {
+                0.0
+            } else {
+                -0.0
+            },
+        }
+    }
+
+    /// Joins some columns of the sums of `rows` rows to `o`.
+    #[inline(always)]
+    fn join<V: F32x16>(
+        self,
+        rows: usize,
+        c: usize,
+        columns: Range<usize>,
+        sums: &[f32],
+        o: &mut [f32],
+    ) {
+        for r in 0..rows {
+            let sums = sums[r * c..][columns.clone()].as_chunks::<16>().0;
+            let o = o[r * c..][columns.clone()].as_chunks_mut::<16>().0;
+            for (o, sum) in o.iter_mut().zip(sums) {
+                let before = match self.before {
+                    Some(zero) => V::splat(zero),
+                    None => V::load(o),
+                };
+                before.add(V::load(sum)).add(V::splat(self.after)).store(o);
+            }
+        }
+    }
+}
+
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
 fn pass_sums<V: F32x16, L: Values>(
@@ -224,22 +279,13 @@ fn pass_sums<V: F32x16, L: Values>(
     o: &mut [f32],
     ahead: &mut Ahead,
 ) {
-    for group in row_groups(cells.len()) {
+    for group in row_groups::<V>(cells.len()) {
         let block = union(&cells[group.clone()]);
         let seen = block.within(pass.segment);
         if pass.of(seen).is_empty() {
             continue;
         }
-        let is_first = block.start / SEGMENT == pass.segment;
-        let is_last = block.end <= (pass.segment + 1) * SEGMENT;
-        let end = End {
-            before: is_first.then_some(if pass.segment == 0 { -0.0 } else { 0.0 }),
-            after: if is_last && block.end <= CELLS - SEGMENT {
-                0.0
-            } else {
-                -0.0
-            },
-        };
+        let end = End::of(block, pass.segment);
         let join = Join {
             goes_on: seen.start < pass.first,
             end: (seen.end <= pass.end).then_some(end),
@@ -248,7 +294,7 @@ fn pass_sums<V: F32x16, L: Values>(
         let rows = group.start * c..group.end * c;
         let (sums, o) = (&mut sums[rows.clone()], &mut o[rows]);
         let (w, cells) = (&w.as_chunks::<CELLS>().0[group.clone()], &cells[group]);
-        with_rows!(cells.len(), N => {
+        with_rows!(V, cells.len(), N => {
             let w: &[[f32; CELLS]; N] = w.try_into().expect("the group's rows");
             let cells = array!([cells[0]; N], |r| pass.within(cells[r]));
             let first = pass.segment * SEGMENT + pass.first;
@@ -327,7 +373,7 @@ fn columns<V: F32x16, L: Values, const N: usize, const W: usize>(
     let mut walk = *ahead;
     for n in low..high {
         if L::STREAMS {
-            walk.step(W > 1);
+            walk.step();
         }
         let v = v.part(n * width, 16 * W);
         let v = array!([V::splat(0.0); W], |i| v.load(16 * i));
@@ -346,23 +392,152 @@ fn columns<V: F32x16, L: Values, const N: usize, const W: usize>(
             acc[r][i].store(&mut sums[r * c + at + 16 * i..]);
         }
     }
-    let Some(end) = join.end else {
+    if let Some(end) = join.end {
+        end.join::<V>(N, c, at..at + 16 * W, sums, o);
+    }
+}
+
+/// V as it is stored, decoded as it is used.
+trait Stored: Copy {
+    /// Bits of a value.
+    const BITS: usize;
+    /// 32 values, the first of which is value `at` of the segment.
+    fn load<V: F32x16>(self, at: usize) -> (V, V);
+}
+#[derive(Clone, Copy)]
+struct Halves<'a>(&'a [u8]);
+impl Stored for Halves<'_> {
+    const BITS: usize = 16;
+    #[inline(always)]
+    fn load<V: F32x16>(self, at: usize) -> (V, V) {
+        let codes = &self.0[2 * at..][..64];
+        (V::load_f16(&codes[..32]), V::load_f16(&codes[32..]))
+    }
+}
+#[derive(Clone, Copy)]
+struct Bfloats<'a>(&'a [u8]);
+impl Stored for Bfloats<'_> {
+    const BITS: usize = 16;
+    #[inline(always)]
+    fn load<V: F32x16>(self, at: usize) -> (V, V) {
+        let codes = &self.0[2 * at..][..64];
+        (V::load_bf16(&codes[..32]), V::load_bf16(&codes[32..]))
+    }
+}
+/// Codes, and scales as values.
+#[derive(Clone, Copy)]
+struct Bytes<'a>(&'a [u8], &'a [f32]);
+impl Stored for Bytes<'_> {
+    const BITS: usize = 8;
+    #[inline(always)]
+    fn load<V: F32x16>(self, at: usize) -> (V, V) {
+        let (codes, d) = (&self.0[at..][..32], V::splat(self.1[at / 32]));
+        (
+            V::load_i8(&codes[..16]).mul(d),
+            V::load_i8(&codes[16..]).mul(d),
+        )
+    }
+}
+/// Codes, and scales as values.
+#[derive(Clone, Copy)]
+struct Nibbles<'a>(&'a [u8], &'a [f32]);
+impl Stored for Nibbles<'_> {
+    const BITS: usize = 4;
+    #[inline(always)]
+    fn load<V: F32x16>(self, at: usize) -> (V, V) {
+        V::load_scaled_nibbles(&self.0[at / 2..][..16], self.1[at / 32])
+    }
+}
+
+/// A segment for few rows that all see the same cells: read once, from its storage to registers.
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+fn in_registers<V: F32x16, L: Stored>(
+    v: L,
+    c: usize,
+    (segment, cells): (usize, Cells),
+    w: &[f32],
+    sums: &mut [f32],
+    o: &mut [f32],
+    mut ahead: Ahead,
+) {
+    let seen = cells.within(segment);
+    if seen.is_empty() {
         return;
-    };
+    }
+    let (end, rows) = (End::of(cells, segment), o.len() / c);
+    let groups = row_groups::<V>(rows).count();
+    let width = vectors_a_row::<V>(rows.div_ceil(groups));
+    let wide = if width == 4 { c / 64 } else { 0 };
+    ahead.share(groups * (c / 32 - wide) * SEGMENT);
+    let pass = (PASS_BYTES * 8 / L::BITS / c).clamp(1, SEGMENT);
+    for first in (0..SEGMENT).step_by(pass) {
+        let part = Cells {
+            start: seen.start.clamp(first, first + pass),
+            end: seen.end.clamp(first, first + pass),
+        };
+        if part.is_empty() {
+            continue;
+        }
+        let goes_on = part.start > seen.start;
+        for group in row_groups::<V>(rows) {
+            let w = &w.as_chunks::<CELLS>().0[group.clone()];
+            let sums = &mut sums[group.start * c..group.end * c];
+            with_rows!(V, w.len(), N => {
+                let w: &[[f32; CELLS]; N] = w.try_into().expect("the group's rows");
+                if N <= ROWS_A_GROUP {
+                    for i in 0..wide {
+                        decoded::<V, L, N, 4>(v, c, 64 * i, w, (segment, part), goes_on, sums, &mut ahead);
+                    }
+                }
+                for i in 2 * wide..c / 32 {
+                    decoded::<V, L, N, 2>(v, c, 32 * i, w, (segment, part), goes_on, sums, &mut ahead);
+                }
+            });
+        }
+    }
+    end.join::<V>(rows, c, 0..c, sums, o);
+}
+
+/// The values `at .. at + 16 W` of `N` rows, summed over some cells of a segment.
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+fn decoded<V: F32x16, L: Stored, const N: usize, const W: usize>(
+    v: L,
+    c: usize,
+    at: usize,
+    w: &[[f32; CELLS]; N],
+    (segment, seen): (usize, Cells),
+    goes_on: bool,
+    sums: &mut [f32],
+    ahead: &mut Ahead,
+) {
+    let mut acc = [[V::splat(0.0); W]; N];
+    if goes_on {
+        for r in 0..N {
+            for i in 0..W {
+                acc[r][i] = V::load(&sums[r * c + at + 16 * i..]);
+            }
+        }
+    }
+    let mut walk = *ahead;
+    for n in seen.start..seen.end {
+        walk.step();
+        let mut x = [V::splat(0.0); W];
+        for i in 0..W / 2 {
+            (x[2 * i], x[2 * i + 1]) = v.load::<V>(n * c + at + 32 * i);
+        }
+        for r in 0..N {
+            let w = V::splat(w[r][segment * SEGMENT + n]);
+            for i in 0..W {
+                acc[r][i] = w.fma(x[i], acc[r][i]);
+            }
+        }
+    }
+    *ahead = walk;
     for r in 0..N {
-        let sums = &sums[r * c + at..][..16 * W];
-        let o = &mut o[r * c + at..][..16 * W];
-        for (o, sum) in o
-            .as_chunks_mut::<16>()
-            .0
-            .iter_mut()
-            .zip(sums.as_chunks::<16>().0)
-        {
-            let before = match end.before {
-                Some(zero) => V::splat(zero),
-                None => V::load(o),
-            };
-            before.add(V::load(sum)).add(V::splat(end.after)).store(o);
+        for i in 0..W {
+            acc[r][i].store(&mut sums[r * c + at + 16 * i..]);
         }
     }
 }

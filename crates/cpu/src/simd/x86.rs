@@ -320,6 +320,20 @@ unsafe fn max8(x: __m256) -> f32 {
     }
 }
 
+/// What the sixteen nibbles stand for.
+///
+/// # Safety
+/// Only inside functions compiled for AVX-512.
+#[inline(always)]
+unsafe fn nibble_values() -> __m512 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        _mm512_setr_ps(
+            -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
+        )
+    }
+}
+
 /// One 512-bit register.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512x16(pub(crate) __m512);
@@ -372,10 +386,22 @@ impl F32x16 for Avx512x16 {
         // SAFETY: 16 bytes are there; only inside functions compiled for AVX-512. A permutation reads the low 4 bits of
         // its indices.
         unsafe {
-            let values = _mm512_setr_ps(
-                -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0,
-                7.0,
-            );
+            let values = nibble_values();
+            let x = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            (
+                Self(_mm512_permutexvar_ps(x, values)),
+                Self(_mm512_permutexvar_ps(_mm512_srli_epi32::<4>(x), values)),
+            )
+        }
+    }
+    /// Scales the sixteen values there are instead of those that are read.
+    #[inline(always)]
+    fn load_scaled_nibbles(x: &[u8], d: f32) -> (Self, Self) {
+        let x: &[u8; 16] = x[..16].try_into().expect("16 bytes");
+        // SAFETY: 16 bytes are there; only inside functions compiled for AVX-512. A permutation reads the low 4 bits of
+        // its indices.
+        unsafe {
+            let values = _mm512_mul_ps(nibble_values(), _mm512_set1_ps(d));
             let x = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
             (
                 Self(_mm512_permutexvar_ps(x, values)),

@@ -150,7 +150,7 @@ pub(super) fn convert_float<V: F32x16>(ty: KvType, from: &[u8], to: &mut [f32], 
 }
 
 /// How far ahead of the bytes in work their stream is fetched, where what follows is not fetched a whole block ahead.
-pub(super) const AHEAD_BYTES: usize = 4096;
+const AHEAD_BYTES: usize = 4096;
 
 /// A walk over the cache lines that are read soon: some of them are fetched with each step of a kernel.
 ///
@@ -214,62 +214,48 @@ impl Ahead {
     }
 }
 
-/// What is read after the block in work. With few rows it is fetched meanwhile, evenly over time, so that memory has work
-/// throughout.
+/// One head's K and V of the block that is read after the one in work. With few rows, wide registers and quantised K it is fetched
+/// meanwhile, evenly over time: integer scores pass over K faster than memory gives it, while the weighted sum takes its time.
 struct Following<'a> {
-    first: &'a [u8],
-    second: &'a [u8],
-    /// Which part of it is fetched during the item's turn with the block in work.
-    at: usize,
-    len: usize,
-    /// Bytes of this part that are fetched during scores.
+    k: &'a [u8],
+    v: &'a [u8],
+    /// Bytes that are fetched during scores.
     with_scores: usize,
 }
 
 impl<'a> Following<'a> {
-    fn new(shape: &KvShape, next: &Next<'a>) -> Self {
-        let bytes = next.span.bytes;
-        let (first, second, turns) = match next.head {
-            Some(head) => (shape.k(bytes, head).all(), shape.v(bytes, head).all(), 1),
-            None => (bytes, &bytes[..0], shape.heads),
-        };
-        let len = (first.len() + second.len()) / turns;
+    fn new(shape: &KvShape, next: Next<'a>) -> Self {
+        let (k, v) = (
+            shape.k(next.span.bytes, next.head).all(),
+            shape.v(next.span.bytes, next.head).all(),
+        );
+        let len = k.len() + v.len();
         Self {
-            first,
-            second,
-            at: next.turn * len,
-            len,
-            // Integer scores take a third of the time of the weighted sum, others the same.
-            with_scores: if shape.type_k.is_float() {
-                len / 2
-            } else {
-                len / 4
-            },
+            k,
+            v,
+            // Scores take a third of the time of the weighted sum.
+            with_scores: len / 4,
         }
     }
 
     /// The walk beside panel `i` of `n`.
     fn beside_scores(&self, i: usize, n: usize) -> Ahead {
         let len = self.with_scores / n;
-        Ahead::new(self.first, self.second, self.at + i * len, len)
+        Ahead::new(self.k, self.v, i * len, len)
     }
 
     /// The walk beside segment `i` of `n`.
     fn beside_sums(&self, i: usize, n: usize) -> Ahead {
-        let len = (self.len - self.with_scores) / n;
-        let at = self.at + self.with_scores + i * len;
-        Ahead::new(self.first, self.second, at, len)
+        let len = (self.k.len() + self.v.len() - self.with_scores) / n;
+        Ahead::new(self.k, self.v, self.with_scores + i * len, len)
     }
 }
 
-/// What an item reads next, or the item that the same thread probably does next.
+/// Which span and KV head an item reads next, or the item that the same thread probably does next.
 #[derive(Clone, Copy)]
 pub(super) struct Next<'a> {
     pub(super) span: Span<'a>,
-    /// Its head that is read; `None`: all of them, as all heads are attended over the block in work, of which this is number
-    /// `turn`. Long stretches of memory are read faster.
-    pub(super) head: Option<usize>,
-    pub(super) turn: usize,
+    pub(super) head: usize,
 }
 
 /// Rows of one work item.
@@ -428,8 +414,7 @@ pub(super) fn attend_spans(
         }
         let inside = spans.get(i + 1).map(|span| Next {
             span: *span,
-            head: Some(rows.head),
-            turn: 0,
+            head: rows.head,
         });
         attend_span(rows, q, span, inside.or(next), scratch);
         let (group, block) = (&mut scratch.group, &mut scratch.block);
@@ -471,7 +456,9 @@ fn attend_span(
     let any = rows.any(span);
     let panels = any.start / PANEL..any.end.div_ceil(PANEL);
     let following = match next {
-        Some(next) if n <= ROWS_FEW => Some(Following::new(shape, &next)),
+        Some(next) if n <= ROWS_FEW && !shape.type_k.is_float() && is_wide(isa) => {
+            Some(Following::new(shape, next))
+        }
         _ => None,
     };
     for panel in panels.clone() {
@@ -501,7 +488,9 @@ fn attend_span(
         let ahead = match &following {
             Some(following) => following.beside_sums(segment - panels.start, panels.len()),
             None => {
-                let after = next.map_or(codes, |next| shape.k(next.span.bytes, head).codes(0..1));
+                let after = next.map_or(codes, |next| {
+                    shape.k(next.span.bytes, next.head).codes(0..1)
+                });
                 Ahead::new(
                     v.codes(segment..panels.end),
                     after,
@@ -514,6 +503,12 @@ fn attend_span(
         let o = &mut block.o[..n * c_v];
         weighted(isa, shape.type_v, c_v, v, segment, s, cells, work, o, ahead);
     }
+}
+
+simd_kernel! { fn is_wide() -> bool = is_wide_with; }
+#[inline(always)]
+fn is_wide_with<V: F32x16>() -> bool {
+    V::WIDE
 }
 
 /// Fetches every line of these bytes.

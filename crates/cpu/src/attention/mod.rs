@@ -159,8 +159,7 @@ impl Partials {
 }
 
 thread_local! {
-    /// One, or one a KV head.
-    static SCRATCH: RefCell<Vec<Scratch>> = RefCell::default();
+    static SCRATCH: RefCell<kernel::Scratch> = RefCell::default();
 }
 
 /// Attends `q` `[T, heads, C]`, whose first token is at `position`, over `spans`, in ascending order; writes `out`
@@ -267,8 +266,7 @@ pub fn attend(
             // Later tiles see more cells: they go first.
             let rows = rows(tiles - 1 - item / shape.heads, item % shape.heads);
             let spans = seen(spans, params, position + rows.first, rows.tokens);
-            with_scratch(1, |scratch| {
-                let scratch = &mut scratch[0];
+            SCRATCH.with_borrow_mut(|scratch| {
                 scratch.prepare(&rows, q);
                 resume(&rows, scratch);
                 let mut open = opened;
@@ -283,8 +281,7 @@ pub fn attend(
                     open = Some(part[0].group());
                     let next = spans.get(after).map(|span| Next {
                         span: *span,
-                        head: Some(rows.head),
-                        turn: 0,
+                        head: rows.head,
                     });
                     attend_spans(&rows, q, part, next, goes_on, scratch);
                 }
@@ -308,50 +305,30 @@ pub fn attend(
         }
     };
     let saved = Shared::new(buffer);
-    // All heads in turn, if that leaves enough items: a block's bytes are then read from end to end.
-    let heads_an_item = if parts >= ITEMS_A_THREAD * threads {
-        shape.heads
-    } else {
-        1
-    };
-    let turns = shape.heads / heads_an_item;
-    let items = parts * turns;
+    let items = parts * shape.heads;
     pool.run(items, |item| {
-        let (first, i) = (item % turns * heads_an_item, item / turns);
-        // Threads of equal speed take items by turns.
-        let later = item + threads;
-        let later = (later < items).then(|| (part(later / turns).start, later % turns));
-        with_scratch(heads_an_item, |scratch| {
-            for (turn, scratch) in scratch.iter_mut().enumerate() {
-                scratch.prepare(&rows(0, first + turn), q);
-            }
-            let part = part(i);
-            for at in part.clone() {
-                let inside = (at + 1 < part.end).then_some((at + 1, first));
-                for (turn, scratch) in scratch.iter_mut().enumerate() {
-                    let next = inside.or(later).map(|(span, head)| Next {
-                        span: spans[span],
-                        head: (heads_an_item == 1).then_some(head),
-                        turn,
-                    });
-                    let (rows, goes_on) = (rows(0, first + turn), at > part.start);
-                    attend_spans(&rows, q, &spans[at..=at], next, goes_on, scratch);
-                }
-            }
-            for (turn, scratch) in scratch.iter_mut().enumerate() {
-                for r in 0..gqa {
-                    let at = (i * params.heads + (first + turn) * gqa + r) * size;
-                    // SAFETY: each part and head belongs to one work item.
-                    scratch.group.save(r, unsafe { saved.part(at, size) });
-                }
+        let (head, i) = (item % shape.heads, item / shape.heads);
+        let rows = rows(0, head);
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.prepare(&rows, q);
+            // Threads of equal speed take items by turns.
+            let later = item + threads;
+            let next = (later < items).then(|| Next {
+                span: spans[part(later / shape.heads).start],
+                head: later % shape.heads,
+            });
+            attend_spans(&rows, q, &spans[part(i)], next, false, scratch);
+            for r in 0..gqa {
+                let at = (i * params.heads + head * gqa + r) * size;
+                // SAFETY: each part and head belongs to one work item.
+                scratch.group.save(r, unsafe { saved.part(at, size) });
             }
         });
     });
     let saved = &*buffer;
     pool.run(shape.heads, |head| {
         let rows = rows(0, head);
-        with_scratch(1, |scratch| {
-            let scratch = &mut scratch[0];
+        SCRATCH.with_borrow_mut(|scratch| {
             scratch.prepare(&rows, q);
             resume(&rows, scratch);
             let mut open = opened;
@@ -372,16 +349,6 @@ pub fn attend(
             }
             leave(&rows, scratch);
         });
-    });
-}
-
-/// Calls `f` with `n` of the thread's work spaces.
-fn with_scratch(n: usize, f: impl FnOnce(&mut [Scratch])) {
-    SCRATCH.with_borrow_mut(|scratch| {
-        if scratch.len() < n {
-            scratch.resize_with(n, Scratch::default);
-        }
-        f(&mut scratch[..n]);
     });
 }
 

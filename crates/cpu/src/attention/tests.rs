@@ -318,22 +318,18 @@ fn removed_cells_are_not_attended() {
 
 #[test]
 fn long_pasts_split_over_threads_give_the_same_bits() {
-    // One KV head leaves 3 threads too few groups, so that blocks are spread; of four heads groups are. Over more blocks or
-    // groups all heads go together.
-    for (heads, threads, n, window, what) in [
-        (1, 3, 2600, None, "blocks"),
-        (4, 3, 2600, None, "groups"),
-        (1, 3, 2600, Some(700), "blocks in a window"),
-        (2, 2, 2600, None, "blocks, all heads together"),
-        (2, 2, 8300, None, "groups, all heads together"),
+    // One KV head leaves 3 threads too few groups, so that blocks are spread; of four heads groups are.
+    for (heads, window, what) in [
+        (1, None, "blocks"),
+        (4, None, "groups"),
+        (1, Some(700), "blocks in a window"),
     ] {
-        let c = if n > 2600 { 32 } else { 64 };
-        let shape = KvShape::new(heads, c, c, KvType::F16, KvType::F16).unwrap();
-        let case = Case::new(shape, 3, n, window, None, heads == 4, 5);
+        let shape = KvShape::new(heads, 64, 64, KvType::F16, KvType::F16).unwrap();
+        let case = Case::new(shape, 3, 2600, window, None, heads == 4, 5);
         let want = case.run(Isa::best(), 1, 512);
         assert!(
-            case.run(Isa::best(), threads, 1) == want,
-            "token by token, {what} over {threads} threads"
+            case.run(Isa::best(), 3, 1) == want,
+            "token by token, {what} over 3 threads"
         );
     }
 }

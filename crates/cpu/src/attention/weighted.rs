@@ -86,8 +86,8 @@ fn weighted_with<V: F32x16>(
         true => SEGMENT * c / 16,
         false => SEGMENT * c / 32,
     });
-    let values_a_pass = PASS_BYTES / if is_float { 2 } else { 1 };
-    // Few rows go through V in order, by as much as stays in the nearest cache.
+    // Few rows go through V in order, by as much as stays in the nearest cache: half, as this is converted to memory.
+    let values_a_pass = PASS_BYTES / 2 / if is_float { 2 } else { 1 };
     let pass = if !is_few || tiles == 1 && ty == KvType::F16 {
         SEGMENT
     } else {

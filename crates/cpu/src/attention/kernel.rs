@@ -202,10 +202,10 @@ impl Ahead {
         fetch_far(self.line);
         if self.stride > 64 {
             fetch_far(self.line.wrapping_add(64));
-        }
-        if self.stride > 128 {
-            fetch_far(self.line.wrapping_add(128));
-            fetch_far(self.line.wrapping_add(192));
+            if self.stride > 128 {
+                fetch_far(self.line.wrapping_add(128));
+                fetch_far(self.line.wrapping_add(192));
+            }
         }
         self.line = self.line.wrapping_add(self.stride);
         if self.line >= self.end {

@@ -14,8 +14,8 @@ use place::bytes::{Cache, kv_alloc_bytes, work_bytes};
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// What a session takes beside buffers: the list of its blocks and the like.
-const BESIDE_BYTES: u64 = 1024;
+/// What a session takes beside buffers: itself, the lists of its layers and sequences, and the like.
+const BESIDE_BYTES: u64 = 4096;
 
 #[test]
 fn planned_and_taken() {

@@ -45,6 +45,11 @@ unsafe impl Sync for Kernel {}
 #[derive(Debug, Clone, Copy)]
 pub struct Arg(u64);
 
+impl Arg {
+    /// No memory.
+    pub const NULL: Self = Self(0);
+}
+
 impl<T: Plain> From<&Buffer<T>> for Arg {
     fn from(buffer: &Buffer<T>) -> Self {
         Self(buffer.address())

@@ -10,6 +10,9 @@ use crate::stream::Stream;
 /// Threads of a thread block: as in `kernels/ops.cu`.
 const THREADS: usize = 256;
 
+/// Nothing to add.
+const NO_DELTA: [Arg; 4] = [Arg::NULL; 4];
+
 /// The longest row of a norm: it lies in shared memory (48 KiB without asking, less a factor).
 pub const WIDTH_MAX: usize = 12 * 1024 - 16;
 
@@ -123,11 +126,8 @@ impl Ops {
     ) -> Result<(), Error> {
         let (op, n) = ("residual_norm", tokens * width);
         at_least(op, "x", x.len(), n)?;
-        if width > WIDTH_MAX {
-            length(op, "width", width, WIDTH_MAX)?;
-        }
-        let delta_args = match &delta {
-            None => [Arg::from(0u64); 4],
+        let delta = match &delta {
+            None => NO_DELTA,
             Some(delta) => [
                 some(op, "delta", Some(delta.first), n)?,
                 some(op, "second pass", delta.second, n)?,
@@ -135,26 +135,24 @@ impl Ops {
                 some(op, "weights of the delta", delta.norm, width)?,
             ],
         };
-        let w = some(op, "weights", w, width)?;
-        let out = some(op, "outputs", out.as_deref(), n)?;
-        let [first, second, bias, norm] = delta_args;
-        let args = [
-            Arg::from(x),
-            first,
-            second,
-            bias,
-            norm,
-            w,
-            out,
-            Arg::from(width as i32),
-            Arg::from(eps),
-        ];
-        if tokens == 0 {
-            return Ok(());
+        let (w, out) = (
+            some(op, "weights", w, width)?,
+            some(op, "outputs", out.as_deref(), n)?,
+        );
+        // SAFETY: lengths are checked.
+        unsafe {
+            self.rows(
+                stream,
+                start,
+                tokens,
+                width,
+                eps,
+                Arg::from(x),
+                delta,
+                w,
+                out,
+            )
         }
-        let launch = Launch::new(tokens, THREADS).shared(4 * width).start(start);
-        // SAFETY: as the kernel takes them; lengths are checked.
-        unsafe { self.residual_norm.launch(stream, launch, &args) }
     }
 
     /// `out = norm(x) * w`, row by row of `x` `[T, D]`.
@@ -172,27 +170,42 @@ impl Ops {
     ) -> Result<(), Error> {
         let (op, n) = ("norm", tokens * width);
         at_least(op, "x", x.len(), n)?;
-        at_least(op, "outputs", out.len(), n)?;
-        if width > WIDTH_MAX {
-            length(op, "width", width, WIDTH_MAX)?;
-        }
-        let none = || Arg::from(0u64);
-        let args = [
-            Arg::from(x),
-            none(),
-            none(),
-            none(),
-            none(),
+        let (w, out) = (
             some(op, "weights", Some(w), width)?,
-            Arg::from(out),
-            Arg::from(width as i32),
-            Arg::from(eps),
-        ];
+            some(op, "outputs", Some(&*out), n)?,
+        );
+        let x = Arg::from(x);
+        // SAFETY: lengths are checked; without a delta `x` is only read.
+        unsafe { self.rows(stream, start, tokens, width, eps, x, NO_DELTA, w, out) }
+    }
+
+    /// A thread block a row.
+    ///
+    /// # Safety
+    /// The arguments are 0 or as long as `kernels/ops.cu` says.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    unsafe fn rows(
+        &self,
+        stream: &Stream,
+        start: Start,
+        tokens: usize,
+        width: usize,
+        eps: f32,
+        x: Arg,
+        [first, second, bias, norm]: [Arg; 4],
+        w: Arg,
+        out: Arg,
+    ) -> Result<(), Error> {
+        if width > WIDTH_MAX {
+            length("norm", "width", width, WIDTH_MAX)?;
+        }
         if tokens == 0 {
             return Ok(());
         }
+        let (d, eps) = (Arg::from(width as i32), Arg::from(eps));
+        let args = [x, first, second, bias, norm, w, out, d, eps];
         let launch = Launch::new(tokens, THREADS).shared(4 * width).start(start);
-        // SAFETY: as the kernel takes them, which writes to `x` only with a delta; lengths are checked.
+        // SAFETY: the caller's promise.
         unsafe { self.residual_norm.launch(stream, launch, &args) }
     }
 

@@ -53,9 +53,6 @@ pub struct MachineFlags {
     /// Instruction set: auto, scalar, avx2, avx512 or amx; results are the same to the last bit
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub isa: String,
-    /// What computes: cpu, or cuda, an NVIDIA GPU (cuda:N for another than the first)
-    #[arg(long, value_name = "cpu|cuda[:N]", default_value = "cpu", value_parser = device)]
-    pub device: ComputeDevice,
     /// Whether each thread is tied to one core
     #[arg(
         long,
@@ -80,6 +77,9 @@ pub struct MachineFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Context")]
 pub struct ContextFlags {
+    /// What computes: cpu, or cuda, an NVIDIA GPU (cuda:N for another than the first)
+    #[arg(long, value_name = "cpu|cuda[:N]", default_value = "cpu", value_parser = device)]
+    pub device: ComputeDevice,
     /// Tokens of context [default: the smaller of trained length, 8192 and what fits into memory]
     #[arg(short, long, value_name = "TOKENS")]
     pub ctx: Option<usize>,
@@ -206,7 +206,8 @@ impl BudgetFlags {
     }
 }
 
-fn device(text: &str) -> Result<ComputeDevice, String> {
+/// Reads `cpu`, `cuda` or `cuda:N`.
+pub fn device(text: &str) -> Result<ComputeDevice, String> {
     let number = match text.split_once(':') {
         None if text == "cpu" => return Ok(ComputeDevice::Cpu),
         None if text == "cuda" => Some(0),

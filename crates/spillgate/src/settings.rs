@@ -28,7 +28,6 @@ pub struct Opened {
     path: PathBuf,
     file: GgufFile,
     options: LoadOptions,
-    device: ComputeDevice,
     pub tokenizer: Tokenizer,
     pub config: Config,
 }
@@ -70,7 +69,6 @@ pub fn open(name: &str, flags: &MachineFlags) -> Result<Opened> {
         path,
         file,
         options,
-        device: flags.device,
         tokenizer,
         config,
     })
@@ -97,10 +95,7 @@ impl Opened {
 
     /// Plans what is needed. What has no room is an error.
     pub fn plan(&self, flags: &ContextFlags, need: Need) -> Result<SessionPlan> {
-        let asked = Asked {
-            device: self.device,
-            ..asked(flags, need)?
-        };
+        let asked = asked(flags, need)?;
         let mut machine = self.machine(&asked)?;
         profiles::apply_variables(&mut machine)?;
         let planned = session::plan(&self.file, &asked, &machine)?;
@@ -202,6 +197,10 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
         ..Request::default()
     });
     let rotate = flags.kv_rotate == OnOff::On;
+    if flags.device != ComputeDevice::Cpu && flags.budget.kv_share.0.is_some_and(|x| x > 0.0) {
+        let what = "--kv-share: the CPU cannot take a share of a GPU's attention yet";
+        return Err(Advised::new(what, "leave it out: all of the tail is streamed").into());
+    }
     Ok(match need {
         Need::Chosen => Asked {
             n_ctx: ctx,
@@ -211,7 +210,7 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
                 ..request
             },
             rotate,
-            ..Asked::default()
+            device: flags.device,
         },
         Need::Cells(needed) => {
             let needed = needed as u64;
@@ -227,7 +226,7 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
                     ..request
                 },
                 rotate,
-                ..Asked::default()
+                device: flags.device,
             }
         }
     })
@@ -399,6 +398,7 @@ mod tests {
             cache_type_k: None,
             cache_type_v: None,
             kv_rotate: OnOff::On,
+            device: ComputeDevice::Cpu,
             budget: crate::flags::tests::budget(),
         }
     }

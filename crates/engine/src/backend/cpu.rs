@@ -1,6 +1,6 @@
 //! The CPU: everything is in main memory, operations are over when they return.
 
-use super::{At, Attending, Backend, CELLS, LOGIT_ROWS, Placed};
+use super::{At, Attending, Backend, CELLS, LOGIT_ROWS, Placed, down_passes};
 use crate::error::Error;
 use crate::model::rope::Frequencies;
 use crate::model::{Layer, Linear, Model, Vector};
@@ -76,14 +76,6 @@ impl Angles {
             sin: Buffer::new(tokens * pairs)?,
             pairs,
         })
-    }
-
-    fn fill(&mut self, frequencies: &Frequencies, position: usize, tokens: usize) {
-        let n = self.pairs;
-        for t in 0..tokens {
-            let at = t * n..(t + 1) * n;
-            frequencies.at(position + t, &mut self.cos[at.clone()], &mut self.sin[at]);
-        }
     }
 
     fn of(&self, t: usize) -> (&[f32], &[f32]) {
@@ -168,8 +160,10 @@ impl Backend for Cpu<'_> {
     }
 
     fn begin(&mut self, position: usize, tokens: usize) {
-        self.angles[0].fill(&self.model.rope, position, tokens);
-        self.angles[1].fill(&self.model.rope_windowed, position, tokens);
+        let frequencies = [&self.model.rope, &self.model.rope_windowed];
+        for (angles, frequencies) in self.angles.iter_mut().zip(frequencies) {
+            frequencies.fill(position, tokens, &mut angles.cos, &mut angles.sin);
+        }
     }
 
     fn embed(&mut self, tokens: &[u32], x: &mut Buffer<f32>) {
@@ -326,13 +320,7 @@ impl Backend for Cpu<'_> {
 
     fn down(&mut self, down: &Linear, gate: &Buffer<f32>, tokens: usize, delta: &mut Buffer<f32>) {
         let (model, c) = (self.model, self.model.config());
-        // Gated activations have heavy tails: with one scale for 256 of them 8 bits lose three times what the rest of the
-        // layer does (docs/measurements.md).
-        let passes = if act_block(down.w.ty()) == Some(BLOCK256) {
-            Passes::Two
-        } else {
-            Passes::One
-        };
+        let passes = down_passes(down);
         let gate = &gate[..tokens * c.ff];
         let (acts32, acts256) = (&mut self.acts32, &mut self.acts256);
         let operand = quantise(model, acts32, acts256, gate, tokens, &[down.w.ty()], passes);

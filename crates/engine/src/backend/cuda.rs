@@ -1,7 +1,7 @@
 //! An NVIDIA GPU. Operations are begun in the order of the calls, in one stream; what fails is remembered until
 //! [`Backend::finish`].
 
-use super::{At, Attending, Backend, CELLS, KvShape, LOGIT_ROWS, Placed, Step};
+use super::{At, Attending, Backend, CELLS, KvShape, LOGIT_ROWS, Placed, Step, down_passes};
 use crate::error::Error;
 use crate::model::rope::Frequencies;
 use crate::model::{Layer, Linear, Matrix, Model, Vector};
@@ -13,7 +13,7 @@ use cuda::kernel::Start;
 use cuda::ops::{Angles, Delta, Gate, Heads, Ops, RopePairs, Rotation};
 use cuda::product::Target;
 use cuda::{Acts, Buffer, Device, Pinned, Product, Quantiser, Stream, Weights};
-use quant::act::{BLOCK32, BLOCK256, Passes};
+use quant::act::{BLOCK32, Passes};
 use quant::product::act_block;
 use std::ops::Range;
 
@@ -319,10 +319,7 @@ impl Backend for Cuda<'_> {
             for (angles, frequencies) in b.angles.iter_mut().zip(frequencies) {
                 let n = frequencies.pairs();
                 let (mut cos, mut sin) = (vec![0.0; tokens * n], vec![0.0; tokens * n]);
-                for t in 0..tokens {
-                    let at = t * n..(t + 1) * n;
-                    frequencies.at(position + t, &mut cos[at.clone()], &mut sin[at]);
-                }
+                frequencies.fill(position, tokens, &mut cos, &mut sin);
                 for (buffer, values) in angles.iter_mut().zip([cos, sin]) {
                     buffer.upload_at(&b.stream, 0, &values)?;
                 }
@@ -542,11 +539,7 @@ impl Backend for Cuda<'_> {
     }
 
     fn down(&mut self, down: &Linear, gate: &Buffer<f32>, tokens: usize, delta: &mut Buffer<f32>) {
-        let passes = if act_block(down.w.ty()) == Some(BLOCK256) {
-            Passes::Two
-        } else {
-            Passes::One
-        };
+        let passes = down_passes(down);
         self.run(|b| b.products(gate, tokens, passes, &mut [(down, delta)]));
     }
 

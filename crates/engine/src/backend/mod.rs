@@ -16,6 +16,8 @@ pub(crate) use ::cpu::attention::{CELLS, GROUP, KvShape, Step};
 
 use crate::error::Error;
 use crate::model::{Layer, Linear, Model, Vector};
+use quant::act::{BLOCK256, Passes};
+use quant::product::act_block;
 use std::fmt::Debug;
 use std::ops::Range;
 
@@ -172,3 +174,15 @@ pub(crate) trait Backend: Debug + Sized {
 /// Tokens whose logits are computed at a time: with what their codes lose just enough for AMX's tiles, few enough for a
 /// large vocabulary.
 pub(crate) const LOGIT_ROWS: usize = 8;
+
+/// How a down projection's activations are quantised.
+///
+/// Gated activations have heavy tails: with one scale for 256 of them 8 bits lose three times what the rest of the layer does
+/// (docs/arithmetic.md).
+fn down_passes(down: &Linear) -> Passes {
+    if act_block(down.w.ty()) == Some(BLOCK256) {
+        Passes::Two
+    } else {
+        Passes::One
+    }
+}

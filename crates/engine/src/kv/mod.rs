@@ -79,9 +79,9 @@ enum How {
     Streamed(usize),
 }
 
-/// A span of the step in work.
+/// A span of the step in work, and how it is reached.
 #[derive(Debug, Clone, Copy)]
-struct Step1 {
+struct Reached {
     block: usize,
     cells: (usize, usize),
     id: Id,
@@ -94,7 +94,8 @@ pub(crate) struct Cache<B: Backend> {
     shape: KvShape,
     n_ctx: usize,
     window: Option<usize>,
-    placing: Placing,
+    /// The part of the tail that the CPU attends for generated tokens.
+    kv_share: f64,
     layers: Vec<LayerAt>,
     /// Bytes in a slab of each layer that sees everything.
     full_layers: Vec<Range<usize>>,
@@ -108,8 +109,8 @@ pub(crate) struct Cache<B: Backend> {
     /// Whether the step in work is a generated token.
     generated: bool,
     /// What the step in work attends, in layers that see everything and in the others.
-    full_spans: Vec<Step1>,
-    ring_spans: Vec<Step1>,
+    full_spans: Vec<Reached>,
+    ring_spans: Vec<Reached>,
     /// Work space: what a step streams.
     tail: Vec<(Id, Version)>,
 }
@@ -157,7 +158,7 @@ impl<B: Backend> Cache<B> {
             shape,
             n_ctx,
             window: config.window,
-            placing,
+            kv_share: placing.kv_share,
             layers,
             full_layers: (0..n_full).map(|i| i * block..(i + 1) * block).collect(),
             ring_blocks,
@@ -241,7 +242,7 @@ impl<B: Backend> Cache<B> {
             self.reserve_ring(backend, &blocks)?;
         }
         self.generated = generated;
-        self.plan(generated);
+        self.plan();
         Ok(())
     }
 
@@ -300,7 +301,7 @@ impl<B: Backend> Cache<B> {
                 return Err(Error::Window { window });
             };
             if self.full.host_room() == 0 {
-                let tail = self.placing.tail_blocks * CELLS;
+                let tail = self.full.host_max() * CELLS;
                 return Err(Error::TailFull { window, tail });
             }
             self.full.spill(backend, victim)?;
@@ -332,11 +333,11 @@ impl<B: Backend> Cache<B> {
     }
 
     /// What the step attends: all blocks, also cells that are still to be written, which nobody sees before.
-    fn plan(&mut self, generated: bool) {
+    fn plan(&mut self) {
         let n = usize::MAX;
         let sequence = self.sequences[self.current].as_ref();
         let sequence = sequence.expect("the one in work exists");
-        let by_cpu = if generated && B::CPU_SHARES {
+        let by_cpu = if self.generated && B::CPU_SHARES {
             self.cpu_groups(sequence)
         } else {
             0..0
@@ -356,7 +357,7 @@ impl<B: Backend> Cache<B> {
                 self.tail.push((id, self.full.version(id)));
                 How::Streamed(self.tail.len() - 1)
             };
-            self.full_spans.extend(parts.map(|cells| Step1 {
+            self.full_spans.extend(parts.map(|cells| Reached {
                 block,
                 cells,
                 id,
@@ -366,7 +367,7 @@ impl<B: Backend> Cache<B> {
         self.ring_spans.clear();
         for (block, id) in sequence.ring.iter() {
             let parts = sequence.parts(block, n);
-            self.ring_spans.extend(parts.map(|cells| Step1 {
+            self.ring_spans.extend(parts.map(|cells| Reached {
                 block,
                 cells,
                 id,
@@ -386,7 +387,7 @@ impl<B: Backend> Cache<B> {
             .iter()
             .find(|&(_, id)| self.full.is_on_device(id));
         let whole = on_device.map_or(0, |(block, _)| block) / GROUP;
-        let share = (whole as f64 * self.placing.kv_share).round();
+        let share = (whole as f64 * self.kv_share).round();
         0..share as usize
     }
 

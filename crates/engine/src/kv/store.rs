@@ -75,6 +75,10 @@ impl<B: Backend> Store<B> {
         self.device_max
     }
 
+    pub(super) fn host_max(&self) -> usize {
+        self.host_max
+    }
+
     pub(super) fn host_room(&self) -> usize {
         self.host_max - self.host
     }

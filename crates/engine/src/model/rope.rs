@@ -97,7 +97,16 @@ impl Frequencies {
     }
 
     /// Cosines and sines of one position.
-    pub(crate) fn at(&self, position: usize, cos: &mut [f32], sin: &mut [f32]) {
+    /// Cosines and sines `[T, pairs]` of `tokens` positions from `position` on.
+    pub(crate) fn fill(&self, position: usize, tokens: usize, cos: &mut [f32], sin: &mut [f32]) {
+        let n = self.pairs();
+        for t in 0..tokens {
+            let at = t * n..(t + 1) * n;
+            self.at(position + t, &mut cos[at.clone()], &mut sin[at]);
+        }
+    }
+
+    fn at(&self, position: usize, cos: &mut [f32], sin: &mut [f32]) {
         for ((f, cos), sin) in self.per_position.iter().zip(cos).zip(sin) {
             let (s, c) = libm::sincos(f * position as f64);
             *cos = (c * self.magnitude) as f32;

@@ -78,7 +78,8 @@ impl<B: Backend> Work<B> {
         (self.values * size_of::<f32>()) as u64
     }
 
-    /// Runs `tokens` through all layers; their cells are in the cache afterwards, which has room for them, their outputs in `x`.
+    /// Runs `tokens` through all layers; their cells are in the cache afterwards, which has room for them and is still to be advanced,
+    /// their outputs in `x`.
     pub(super) fn forward(
         &mut self,
         backend: &mut B,
@@ -98,7 +99,6 @@ impl<B: Backend> Work<B> {
             let norm = layer.post_ffn_norm.as_ref();
             backend.add(&self.delta, norm, t, &mut self.normed, &mut self.x);
         }
-        cache.advance(t);
     }
 
     #[allow(

@@ -168,12 +168,14 @@ impl<B: Backend> Run<B> {
             rest = later;
             cache.begin(backend, chunk.len(), false)?;
             work.forward(backend, model, cache, rotation, chunk);
+            // What failed has left no cells.
+            backend.finish()?;
+            cache.advance(chunk.len());
             match wanted {
-                Wanted::None => backend.finish()?,
                 Wanted::Last if rest.is_empty() => {
                     work.logits(backend, chunk.len() - 1..chunk.len())?;
                 }
-                Wanted::Last => backend.finish()?,
+                Wanted::None | Wanted::Last => {}
                 Wanted::All(each) => {
                     let n_vocab = model.config().n_vocab;
                     for first in (0..chunk.len()).step_by(LOGIT_ROWS) {
@@ -201,6 +203,7 @@ impl<B: Backend> Run<B> {
         cache.begin(backend, 1, true)?;
         work.forward(backend, model, cache, rotation, &[token]);
         work.logits(backend, 0..1)?;
+        cache.advance(1);
         Ok(())
     }
 }

@@ -4,10 +4,12 @@ use anyhow::Result;
 use clap::Args;
 use cuda::Device;
 use cuda::selftest::{Options, Row, run as test};
+use engine::session::ComputeDevice;
 use serde::Serialize;
 
 use crate::cli::Common;
 use crate::failure::Advised;
+use crate::flags::device;
 use crate::output::{print, print_json, table};
 
 /// Compares every kernel on a GPU with the definition, bit for bit
@@ -18,11 +20,11 @@ use crate::output::{print, print_json, table};
 #[command(after_help = "\
 Examples:
   spillgate selftest
-  spillgate selftest --gpu 1 --json")]
+  spillgate selftest --device cuda:1 --json")]
 pub struct SelftestArgs {
-    /// Number of the GPU
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    gpu: usize,
+    /// The GPU that is tested
+    #[arg(long, value_name = "cuda[:N]", default_value = "cuda", value_parser = device)]
+    device: ComputeDevice,
 }
 
 #[derive(Serialize)]
@@ -58,7 +60,11 @@ impl Compared {
 }
 
 pub fn run(args: &SelftestArgs, common: &Common) -> Result<()> {
-    let device = Device::open(args.gpu)?;
+    let ComputeDevice::Cuda(ordinal) = args.device else {
+        let what = "--device cpu: the CPU's kernels are compared by the project's tests";
+        return Err(Advised::new(what, "leave it out for the first GPU").into());
+    };
+    let device = Device::open(ordinal)?;
     let mut rows: Vec<Compared> = Vec::new();
     test(&device, &Options::default(), |row| {
         tracing::info!("{} {}: {} differ", row.kernel, row.format, row.differing);

@@ -1,10 +1,13 @@
 //! An NVIDIA GPU. Operations are begun in the order of the calls, in one stream; what fails is remembered until
 //! [`Backend::finish`].
 
+mod weights;
+
+use self::weights::OnDevice;
 use super::{At, Attending, Backend, CELLS, KvShape, LOGIT_ROWS, Placed, Step, down_passes};
 use crate::error::Error;
 use crate::model::rope::Frequencies;
-use crate::model::{Layer, Linear, Matrix, Model, Vector};
+use crate::model::{Layer, Linear, Model, Vector};
 use cuda::attention::{
     Attention, KvShape as DeviceShape, KvType as DeviceType, Over, Params, Part, Partials, Parts,
     Spans, Step as DeviceStep, Table,
@@ -12,7 +15,7 @@ use cuda::attention::{
 use cuda::kernel::Start;
 use cuda::ops::{Angles, Delta, Gate, Heads, Ops, RopePairs, Rotation};
 use cuda::product::Target;
-use cuda::{Acts, Buffer, Device, Pinned, Product, Quantiser, Stream, Weights};
+use cuda::{Acts, Buffer, Device, Pinned, Quantiser, Stream};
 use quant::act::{BLOCK32, Passes};
 use quant::product::act_block;
 use std::ops::Range;
@@ -51,63 +54,6 @@ pub(crate) struct Cuda<'m> {
     logits: Buffer<f32>,
     host_logits: Pinned<f32>,
     failed: Option<cuda::Error>,
-}
-
-/// Weights, and the kernels of their formats.
-#[derive(Debug)]
-struct OnDevice {
-    matrices: Vec<Weights>,
-    /// Which of the products multiplies each.
-    product_of: Vec<usize>,
-    products: Vec<Product>,
-    /// By number; empty where no operation reads one.
-    vectors: Vec<Option<Buffer<f32>>>,
-}
-
-impl OnDevice {
-    fn new(model: &Model, stream: &Stream) -> Result<Self, cuda::Error> {
-        let mut on_device = Self {
-            matrices: Vec::new(),
-            product_of: Vec::new(),
-            products: Vec::new(),
-            vectors: Vec::new(),
-        };
-        for matrix in model.matrices() {
-            let ty = matrix.ty();
-            let known = on_device.products.iter().position(|p| p.ty() == ty);
-            let product = match known {
-                Some(product) => product,
-                None => {
-                    let product = Product::new(stream.device(), ty, Target::Best)?;
-                    on_device.products.push(product);
-                    on_device.products.len() - 1
-                }
-            };
-            let view = matrix.view(&model.weights);
-            debug_assert_eq!(matrix.index(), on_device.matrices.len());
-            on_device.matrices.push(Weights::upload(stream, &view)?);
-            on_device.product_of.push(product);
-        }
-        for vector in model.vectors() {
-            let room = on_device.vectors.len().max(vector.index() + 1);
-            on_device.vectors.resize_with(room, || None);
-            on_device.vectors[vector.index()] = Some(Buffer::from_slice(stream, vector)?);
-        }
-        Ok(on_device)
-    }
-
-    fn matrix(&self, matrix: &Matrix) -> (&Weights, &Product) {
-        let index = matrix.index();
-        (
-            &self.matrices[index],
-            &self.products[self.product_of[index]],
-        )
-    }
-
-    fn vector(&self, vector: &Vector) -> &Buffer<f32> {
-        let found = self.vectors[vector.index()].as_ref();
-        found.expect("vectors that operations read were copied")
-    }
 }
 
 fn device_shape(shape: &KvShape) -> DeviceShape {

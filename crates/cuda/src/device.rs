@@ -2,9 +2,9 @@
 
 use std::ffi::c_int;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::driver::{Code, DeviceHandle, Driver, Handle, attribute};
+use crate::driver::{Code, DeviceHandle, DevicePtr, Driver, Handle, attribute};
 use crate::error::Error;
 use crate::stream::Stream;
 
@@ -40,9 +40,43 @@ struct Opened {
     handle: DeviceHandle,
     context: Handle,
     properties: Properties,
+    kept: Mutex<Kept>,
 }
 
-// SAFETY: the driver's functions may be called from any thread; `context` is only ever handed back to them.
+/// What recorded work may still use.
+#[derive(Default)]
+struct Kept {
+    /// Graphs that exist.
+    graphs: usize,
+    /// What was dropped meanwhile.
+    dropped: Vec<Owned>,
+}
+
+/// Something that the driver gave and takes back.
+pub(crate) enum Owned {
+    /// Memory of the device.
+    Memory(DevicePtr),
+    /// Pinned host memory.
+    Pinned(*mut std::ffi::c_void),
+    /// Kernels.
+    Module(Handle),
+}
+
+impl Owned {
+    fn give_back(&self, driver: &Driver) {
+        // SAFETY: got once, given back once, with the context current; the driver waits for work that uses it. What it says
+        // cannot be handled here.
+        unsafe {
+            match *self {
+                Self::Memory(at) => (driver.mem_free)(at),
+                Self::Pinned(at) => (driver.host_free)(at),
+                Self::Module(handle) => (driver.module_unload)(handle),
+            };
+        }
+    }
+}
+
+// SAFETY: the driver's functions may be called from any thread; `context` and what is kept are only ever handed back to them.
 unsafe impl Send for Opened {}
 // SAFETY: as above.
 unsafe impl Sync for Opened {}
@@ -100,6 +134,7 @@ impl Device {
             handle,
             context,
             properties,
+            kept: Mutex::default(),
         })))
     }
 
@@ -140,6 +175,38 @@ impl Device {
             (driver.context_set)(self.0.context)
         })?;
         Ok(driver)
+    }
+
+    /// Gives something back to the driver; while there are graphs, which may use it, when the last of them is gone.
+    pub(crate) fn give_back(&self, owned: Owned) {
+        let mut kept = self.kept();
+        if kept.graphs > 0 {
+            kept.dropped.push(owned);
+        } else if let Ok(driver) = self.bind() {
+            owned.give_back(driver);
+        }
+    }
+
+    /// There is one more graph.
+    pub(crate) fn add_graph(&self) {
+        self.kept().graphs += 1;
+    }
+
+    /// There is one graph less.
+    pub(crate) fn remove_graph(&self) {
+        let mut kept = self.kept();
+        kept.graphs -= 1;
+        if kept.graphs == 0
+            && let Ok(driver) = self.bind()
+        {
+            kept.dropped
+                .drain(..)
+                .for_each(|owned| owned.give_back(driver));
+        }
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
+        self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn check(&self, call: &'static str, code: Code) -> Result<(), Error> {

@@ -1,11 +1,14 @@
 //! Recorded work, given to a stream in one call.
+//!
+//! A graph holds addresses, not what they are of. So while any graph of a device exists, buffers, pinned memory and modules that are
+//! dropped are kept, and given back to the driver with the last graph.
 
 use crate::device::Device;
 use crate::driver::Handle;
 use crate::error::Error;
 use crate::stream::Stream;
 
-/// Work that [`Stream::capture`] recorded. What it uses (buffers, modules) must outlive its last launch.
+/// Work that [`Stream::capture`] recorded.
 #[derive(Debug)]
 pub struct Graph {
     device: Device,
@@ -25,6 +28,7 @@ impl Graph {
         // SAFETY: an executable graph does not need the one it was made from.
         unsafe { (driver.graph_destroy)(graph) };
         device.check("cuGraphInstantiate", code)?;
+        device.add_graph();
         Ok(Self {
             device: device.clone(),
             executable,
@@ -32,12 +36,9 @@ impl Graph {
     }
 
     /// Gives the recorded work to a stream.
-    ///
-    /// # Safety
-    /// All buffers that the work uses still exist.
-    pub unsafe fn launch(&mut self, stream: &Stream) -> Result<(), Error> {
+    pub fn launch(&mut self, stream: &Stream) -> Result<(), Error> {
         let driver = self.device.bind()?;
-        // SAFETY: both live; the caller vouches for the buffers.
+        // SAFETY: both live, and so does what the work was recorded with: it is kept while there are graphs.
         self.device.check("cuGraphLaunch", unsafe {
             (driver.graph_launch)(self.executable, stream.handle())
         })
@@ -50,5 +51,6 @@ impl Drop for Graph {
             // SAFETY: made once, destroyed once; the driver waits with it until launches are done.
             unsafe { (driver.graph_exec_destroy)(self.executable) };
         }
+        self.device.remove_graph();
     }
 }

@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use crate::device::Device;
+use crate::device::{Device, Owned};
 use crate::driver::{Handle, LaunchAttribute, LaunchConfig, attribute, flag};
 use crate::error::Error;
 use crate::memory::{Buffer, Plain};
@@ -208,10 +208,7 @@ impl Module {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        if let Ok(driver) = self.device.bind() {
-            // SAFETY: loaded once, unloaded once; kernels hold their module.
-            unsafe { (driver.module_unload)(self.handle) };
-        }
+        self.device.give_back(Owned::Module(self.handle));
     }
 }
 

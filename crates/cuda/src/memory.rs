@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 
-use crate::device::Device;
+use crate::device::{Device, Owned};
 use crate::driver::{DevicePtr, OUT_OF_MEMORY, flag};
 use crate::error::{Error, length};
 use crate::stream::Stream;
@@ -277,10 +277,7 @@ impl<T: Plain> Drop for Buffer<T> {
         if self.at == 0 {
             return;
         }
-        if let Ok(driver) = self.device.bind() {
-            // SAFETY: allocated once, freed once; the driver waits for the device's work before.
-            unsafe { (driver.mem_free)(self.at) };
-        }
+        self.device.give_back(Owned::Memory(self.at));
     }
 }
 
@@ -327,6 +324,53 @@ impl<T: Plain> Pinned<T> {
     }
 }
 
+/// Pinned host memory between the host and the work of a stream: records that go to the device, results that come from it.
+///
+/// Copies from and to it are given to the stream and not waited for, so that they can be recorded in graphs. The host reads and writes
+/// between two steps: when the stream has been waited for. In the midst of one it finds, or hands over, old numbers among new ones.
+#[derive(Debug)]
+pub struct Mailbox<T: Plain>(Pinned<T>);
+
+impl<T: Plain> Mailbox<T> {
+    /// Room for `len` numbers, all bytes zero.
+    pub fn new(device: &Device, len: usize) -> Result<Self, Error> {
+        Ok(Self(Pinned::new(device, len)?))
+    }
+
+    /// Copies as many of the numbers from `first` on as `to` has, in the stream's order.
+    pub fn send(&self, stream: &Stream, first: usize, to: &mut Buffer<T>) -> Result<(), Error> {
+        let Some(values) = self.0.get(first..first + to.len()) else {
+            return length("send", "numbers", self.0.len(), first + to.len());
+        };
+        // SAFETY: pinned memory is not freed while graphs exist, and the driver waits for copies before it is; that the host may
+        // write meanwhile changes numbers only.
+        unsafe { to.upload_later(stream, 0, values) }
+    }
+
+    /// Copies the first `n` numbers of `from` to the first ones here, in the stream's order.
+    pub fn receive(&mut self, stream: &Stream, from: &Buffer<T>, n: usize) -> Result<(), Error> {
+        let found = self.0.len();
+        let Some(values) = self.0.get_mut(..n) else {
+            return length("receive", "numbers", found, n);
+        };
+        // SAFETY: as in `send`; any bits are a number.
+        unsafe { from.download_later(stream, 0, values) }
+    }
+}
+
+impl<T: Plain> Deref for Mailbox<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.0
+    }
+}
+
+impl<T: Plain> DerefMut for Mailbox<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.0
+    }
+}
+
 impl<T: Plain> Deref for Pinned<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
@@ -347,9 +391,6 @@ impl<T: Plain> Drop for Pinned<T> {
         if self.len * size_of::<T>() == 0 {
             return;
         }
-        if let Ok(driver) = self.device.bind() {
-            // SAFETY: allocated once, freed once; the driver waits for copies that use it.
-            unsafe { (driver.host_free)(self.at.cast()) };
-        }
+        self.device.give_back(Owned::Pinned(self.at.cast()));
     }
 }

@@ -162,10 +162,7 @@ fn decode(
             }
             Ok(())
         })?;
-        let ms = median_ms(stream, || {
-            // SAFETY: the buffers live to the end of this function, which waits for the stream.
-            unsafe { graph.launch(stream) }.map_err(Into::into)
-        })?;
+        let ms = median_ms(stream, || graph.launch(stream).map_err(Into::into))?;
         times.push(ms * 1e3 / layers as f32);
     }
     let us = times[0];

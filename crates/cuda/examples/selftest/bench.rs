@@ -36,8 +36,7 @@ fn time_us(
     let mut ms = Vec::new();
     for replay in 0..=REPLAYS {
         stream.record(&start)?;
-        // SAFETY: all buffers of the launches are alive in the callers.
-        unsafe { graph.launch(stream)? };
+        graph.launch(stream)?;
         stream.record(&end)?;
         end.synchronise()?;
         if replay > 0 {

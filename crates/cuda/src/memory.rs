@@ -337,14 +337,11 @@ impl<T: Plain> Mailbox<T> {
         Ok(Self(Pinned::new(device, len)?))
     }
 
-    /// Copies as many of the numbers from `first` on as `to` has, in the stream's order.
-    pub fn send(&self, stream: &Stream, first: usize, to: &mut Buffer<T>) -> Result<(), Error> {
-        let Some(values) = self.0.get(first..first + to.len()) else {
-            return length("send", "numbers", self.0.len(), first + to.len());
-        };
+    /// Copies all numbers to the first ones of `to`, in the stream's order.
+    pub fn send(&self, stream: &Stream, to: &mut Buffer<T>) -> Result<(), Error> {
         // SAFETY: pinned memory is not freed while graphs exist, and the driver waits for copies before it is; that the host may
         // write meanwhile changes numbers only.
-        unsafe { to.upload_later(stream, 0, values) }
+        unsafe { to.upload_later(stream, 0, &self.0) }
     }
 
     /// Copies the first `n` numbers of `from` to the first ones here, in the stream's order.

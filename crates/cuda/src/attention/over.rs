@@ -59,6 +59,7 @@ impl Attention {
     pub fn append_to(
         &self,
         stream: &Stream,
+        start: Start,
         table: &mut Table,
         block: &Over<'_>,
         position: &Buffer<u32>,
@@ -67,7 +68,7 @@ impl Attention {
         v: &Buffer<f32>,
     ) -> Result<(), Error> {
         self.list(stream, table, std::slice::from_ref(block), 0)?;
-        self.append(stream, Start::After, table, position, tokens, k, v)
+        self.append(stream, start, table, position, tokens, k, v)
     }
 
     /// [`Attention::decode`] over some blocks, whose partial results go to slots from `first_slot` on.
@@ -75,6 +76,7 @@ impl Attention {
     pub fn decode_over(
         &self,
         stream: &Stream,
+        start: Start,
         table: &mut Table,
         over: &[Over<'_>],
         first_slot: usize,
@@ -84,7 +86,7 @@ impl Attention {
         partials: &mut Partials,
     ) -> Result<(), Error> {
         self.list(stream, table, over, first_slot)?;
-        self.decode(stream, Start::After, table, position, params, q, partials)
+        self.decode(stream, start, table, position, params, q, partials)
     }
 
     /// [`Attention::prefill`] over some blocks, without sinks.

@@ -1,6 +1,6 @@
 //! The CPU: everything is in main memory, operations are over when they return.
 
-use super::{At, Attending, Backend, CELLS, LOGIT_ROWS, Placed, down_passes};
+use super::{Added, At, Attending, Backend, CELLS, LOGIT_ROWS, Placed, Rotation, down_passes};
 use crate::error::Error;
 use crate::model::rope::Frequencies;
 use crate::model::{Layer, Linear, Model, Vector};
@@ -58,6 +58,32 @@ impl<'m> Cpu<'m> {
             last: Buffer::new(LOGIT_ROWS * c.width)?,
             logits: Buffer::new(2 * LOGIT_ROWS.min(ubatch) * c.n_vocab)?,
         })
+    }
+}
+
+impl Cpu<'_> {
+    /// Products of one input `x` `[T, K]`, with their biases.
+    fn project<const N: usize>(
+        &mut self,
+        x: &Buffer<f32>,
+        tokens: usize,
+        outputs: [(&Linear, &mut Buffer<f32>); N],
+    ) {
+        let model = self.model;
+        let types = outputs.each_ref().map(|(linear, _)| linear.w.ty());
+        let k = outputs[0].0.w.k();
+        let (acts32, acts256) = (&mut self.acts32, &mut self.acts256);
+        let x = &x[..tokens * k];
+        let operand = quantise(model, acts32, acts256, x, tokens, &types, Passes::One);
+        let linears = outputs.each_ref().map(|(linear, _)| *linear);
+        let mut tasks = outputs.map(|(linear, out)| Task {
+            out: &mut out[..tokens * linear.w.n()],
+            w: linear.w.view(&model.weights),
+        });
+        products(&model.pool, model.isa, &operand, &mut tasks);
+        for (linear, task) in linears.into_iter().zip(tasks) {
+            add_bias(model, linear, task.out);
+        }
     }
 }
 
@@ -159,15 +185,12 @@ impl Backend for Cpu<'_> {
         copy(&self.model.pool, &from[at], &mut self.slots[slot]);
     }
 
-    fn begin(&mut self, position: usize, tokens: usize) {
-        let frequencies = [&self.model.rope, &self.model.rope_windowed];
-        for (angles, frequencies) in self.angles.iter_mut().zip(frequencies) {
-            frequencies.fill(position, tokens, &mut angles.cos, &mut angles.sin);
-        }
-    }
-
-    fn embed(&mut self, tokens: &[u32], x: &mut Buffer<f32>) {
+    fn begin(&mut self, position: usize, tokens: &[u32], x: &mut Buffer<f32>) {
         let (model, c) = (self.model, self.model.config());
+        let frequencies = [&model.rope, &model.rope_windowed];
+        for (angles, frequencies) in self.angles.iter_mut().zip(frequencies) {
+            frequencies.fill(position, tokens.len(), &mut angles.cos, &mut angles.sin);
+        }
         let view = model.embedding.view(&model.weights);
         let x = &mut x[..tokens.len() * c.width];
         model.pool.rows(x, c.width, |t, x| {
@@ -178,45 +201,36 @@ impl Backend for Cpu<'_> {
         });
     }
 
-    fn norm(&mut self, x: &Buffer<f32>, weight: &Vector, tokens: usize, out: &mut Buffer<f32>) {
-        let (model, c) = (self.model, self.model.config());
-        let out = &mut out[..tokens * c.width];
-        model.pool.rows(out, c.width, |t, out| {
-            let x = &x[t * c.width..][..c.width];
-            ops::rms_norm(model.isa, x, Some(weight), c.norm_eps, out);
-        });
-    }
-
-    fn project<const N: usize>(
+    fn enter<const N: usize>(
         &mut self,
-        x: &Buffer<f32>,
+        added: Option<Added<'_, Self>>,
+        norm: &Vector,
         tokens: usize,
+        x: &mut Buffer<f32>,
+        normed: &mut Buffer<f32>,
         outputs: [(&Linear, &mut Buffer<f32>); N],
     ) {
-        let model = self.model;
-        let types = outputs.each_ref().map(|(linear, _)| linear.w.ty());
-        let k = outputs[0].0.w.k();
-        let (acts32, acts256) = (&mut self.acts32, &mut self.acts256);
-        let x = &x[..tokens * k];
-        let operand = quantise(model, acts32, acts256, x, tokens, &types, Passes::One);
-        let linears = outputs.each_ref().map(|(linear, _)| *linear);
-        let mut tasks = outputs.map(|(linear, out)| Task {
-            out: &mut out[..tokens * linear.w.n()],
-            w: linear.w.view(&model.weights),
+        let (model, c) = (self.model, self.model.config());
+        let n = tokens * c.width;
+        let (x, out) = (&mut x[..n], &mut normed[..n]);
+        model.pool.rows2(x, c.width, out, c.width, |t, x, out| {
+            if let Some(added) = &added {
+                add_row(model, added, t, x, out);
+            }
+            ops::rms_norm(model.isa, x, Some(norm), c.norm_eps, out);
         });
-        products(&model.pool, model.isa, &operand, &mut tasks);
-        for (linear, task) in linears.into_iter().zip(tasks) {
-            add_bias(model, linear, task.out);
-        }
+        self.project(normed, tokens, outputs);
     }
 
     fn turn(
         &mut self,
         layer: &Layer,
         windowed: bool,
+        rotation: Rotation,
         tokens: usize,
         q: &mut Buffer<f32>,
         k: &mut Buffer<f32>,
+        v: &mut Buffer<f32>,
     ) {
         let (model, c) = (self.model, self.model.config());
         let angles = &self.angles[usize::from(windowed)];
@@ -229,15 +243,14 @@ impl Backend for Cpu<'_> {
                     ops::rms_norm_heads(model.isa, x, norm, c.norm_eps);
                 }
                 ops::rope(model.isa, c.rope_pairs, c.head_k, cos, sin, x);
+                if rotation.k {
+                    ops::hadamard_heads(model.isa, c.head_k, x);
+                }
             }
         });
-    }
-
-    fn rotate(&mut self, head: usize, tokens: usize, row: usize, x: &mut Buffer<f32>) {
-        let model = self.model;
-        model.pool.rows(&mut x[..tokens * row], row, |_, x| {
-            ops::hadamard_heads(model.isa, head, x);
-        });
+        if rotation.v {
+            rotate(model, c.head_v, tokens, c.heads_kv * c.head_v, v);
+        }
     }
 
     fn append(
@@ -309,19 +322,35 @@ impl Backend for Cpu<'_> {
         );
     }
 
-    fn gate(&mut self, tokens: usize, gate: &mut Buffer<f32>, up: &Buffer<f32>) {
+    fn leave(
+        &mut self,
+        output: &Linear,
+        rotated: bool,
+        tokens: usize,
+        attended: &mut Buffer<f32>,
+        delta: &mut Buffer<f32>,
+    ) {
         let (model, c) = (self.model, self.model.config());
-        model
-            .pool
-            .rows(&mut gate[..tokens * c.ff], c.ff, |t, gate| {
-                ops::gated(model.isa, c.gate, gate, &up[t * c.ff..(t + 1) * c.ff]);
-            });
+        if rotated {
+            rotate(model, c.head_v, tokens, c.heads * c.head_v, attended);
+        }
+        self.project(attended, tokens, [(output, delta)]);
     }
 
-    fn down(&mut self, down: &Linear, gate: &Buffer<f32>, tokens: usize, delta: &mut Buffer<f32>) {
+    fn down(
+        &mut self,
+        down: &Linear,
+        tokens: usize,
+        gate: &mut Buffer<f32>,
+        up: &Buffer<f32>,
+        delta: &mut Buffer<f32>,
+    ) {
         let (model, c) = (self.model, self.model.config());
+        let gate = &mut gate[..tokens * c.ff];
+        model.pool.rows(gate, c.ff, |t, gate| {
+            ops::gated(model.isa, c.gate, gate, &up[t * c.ff..(t + 1) * c.ff]);
+        });
         let passes = down_passes(down);
-        let gate = &gate[..tokens * c.ff];
         let (acts32, acts256) = (&mut self.acts32, &mut self.acts256);
         let operand = quantise(model, acts32, acts256, gate, tokens, &[down.w.ty()], passes);
         let rows = operand.tokens;
@@ -339,27 +368,17 @@ impl Backend for Cpu<'_> {
 
     fn add(
         &mut self,
-        delta: &Buffer<f32>,
-        norm: Option<&Vector>,
+        added: Added<'_, Self>,
         tokens: usize,
-        normed: &mut Buffer<f32>,
         x: &mut Buffer<f32>,
+        normed: &mut Buffer<f32>,
     ) {
-        let (model, c) = (self.model, self.model.config());
-        let n = tokens * c.width;
+        let (model, width) = (self.model, self.model.config().width);
+        let n = tokens * width;
         let (x, normed) = (&mut x[..n], &mut normed[..n]);
-        model
-            .pool
-            .rows2(x, c.width, normed, c.width, |t, x, normed| {
-                let delta = &delta[t * c.width..][..c.width];
-                match norm {
-                    Some(norm) => {
-                        ops::rms_norm(model.isa, delta, Some(norm), c.norm_eps, normed);
-                        ops::add(model.isa, x, normed);
-                    }
-                    None => ops::add(model.isa, x, delta),
-                }
-            });
+        model.pool.rows2(x, width, normed, width, |t, x, normed| {
+            add_row(model, &added, t, x, normed);
+        });
     }
 
     fn compute_logits(&mut self, x: &Buffer<f32>, rows: Range<usize>) {
@@ -405,6 +424,26 @@ impl Backend for Cpu<'_> {
     fn finish(&mut self) -> Result<(), Error> {
         Ok(())
     }
+}
+
+/// Adds row `t` of what a half of a layer gave to a row of the residual stream. `normed` is work space.
+fn add_row(model: &Model, added: &Added<'_, Cpu<'_>>, t: usize, x: &mut [f32], normed: &mut [f32]) {
+    let c = model.config();
+    let delta = &added.delta[t * c.width..][..c.width];
+    match added.norm {
+        Some(norm) => {
+            ops::rms_norm(model.isa, delta, Some(norm), c.norm_eps, normed);
+            ops::add(model.isa, x, normed);
+        }
+        None => ops::add(model.isa, x, delta),
+    }
+}
+
+/// Multiplies each head of `head` values of `x` `[T, row]` with a Hadamard matrix.
+fn rotate(model: &Model, head: usize, tokens: usize, row: usize, x: &mut [f32]) {
+    model.pool.rows(&mut x[..tokens * row], row, |_, x| {
+        ops::hadamard_heads(model.isa, head, x);
+    });
 }
 
 /// Says what memory was wanted for.

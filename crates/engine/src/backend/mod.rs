@@ -58,6 +58,24 @@ pub(crate) struct Attending<'a> {
     pub(crate) layer: usize,
 }
 
+/// What half a layer adds to the residual stream.
+#[derive(Debug)]
+pub(crate) struct Added<'a, B: Backend> {
+    /// `[T, D]`.
+    pub(crate) delta: &'a B::Array,
+    /// The norm that it passes first.
+    pub(crate) norm: Option<&'a Vector>,
+}
+
+/// What is multiplied with a Hadamard matrix, head by head, before it is stored in few bits. The matrix is its own inverse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Rotation {
+    /// Q and K.
+    pub(crate) k: bool,
+    /// V, and attention's output back.
+    pub(crate) v: bool,
+}
+
 /// What sessions compute on. Shapes: T tokens, D width, H query heads, K KV heads, C head size, F feed-forward width, V vocabulary.
 ///
 /// Matrices and vectors of weights are those of [`Backend::model`].
@@ -106,30 +124,38 @@ pub(crate) trait Backend: Debug + Sized {
     /// Begins to copy bytes of a host slab to a slot.
     fn stage(&mut self, from: &Self::HostSlab, at: Range<usize>, slot: usize);
 
-    /// Says which positions the operations that follow are for.
-    fn begin(&mut self, position: usize, tokens: usize);
-    /// `x` `[T, D]`: rows of the embedding, scaled as the architecture does.
-    fn embed(&mut self, tokens: &[u32], x: &mut Self::Array);
-    /// `out = norm(x)`, both `[T, D]`.
-    fn norm(&mut self, x: &Self::Array, weight: &Vector, tokens: usize, out: &mut Self::Array);
-    /// Products of one input `x` `[T, K]`, with their biases.
-    fn project<const N: usize>(
+    /// Does the operations of one generated token, `step`, which begin with [`begin`](Self::begin) for it at `position`. `again`: the lists of
+    /// what they attend, and where they write, are those of the step before, so that a backend which has recorded it may do it again.
+    fn step(&mut self, position: usize, token: u32, again: bool, step: impl FnOnce(&mut Self)) {
+        let _ = (position, token, again);
+        step(self);
+    }
+    /// Says which positions the operations that follow are for; `x` `[T, D]` becomes the tokens' rows of the embedding, scaled as the
+    /// architecture does.
+    fn begin(&mut self, position: usize, tokens: &[u32], x: &mut Self::Array);
+    /// The way into a half of a layer: adds what the half before gave to `x` `[T, D]`; then products of `normed = norm(x)`, with
+    /// their biases.
+    fn enter<const N: usize>(
         &mut self,
-        x: &Self::Array,
+        added: Option<Added<'_, Self>>,
+        norm: &Vector,
         tokens: usize,
+        x: &mut Self::Array,
+        normed: &mut Self::Array,
         outputs: [(&Linear, &mut Self::Array); N],
     );
-    /// Norms (where the architecture does) and turns `q` `[T, H, C]` and `k` `[T, K, C]`.
+    /// Norms (where the architecture does) and turns `q` `[T, H, C]` and `k` `[T, K, C]`, then rotates what is to be rotated.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     fn turn(
         &mut self,
         layer: &Layer,
         windowed: bool,
+        rotation: Rotation,
         tokens: usize,
         q: &mut Self::Array,
         k: &mut Self::Array,
+        v: &mut Self::Array,
     );
-    /// Multiplies each head of `head` values of `x` `[T, row]` with a Hadamard matrix, which is its own inverse.
-    fn rotate(&mut self, head: usize, tokens: usize, row: usize, x: &mut Self::Array);
     /// Stores tokens `tokens` of `k` `[T, K, C]` and `v` `[T, K, C]`, which belong to block `block`, in it.
     fn append(
         &mut self,
@@ -150,18 +176,31 @@ pub(crate) trait Backend: Debug + Sized {
         step: Step,
         out: &mut Self::Array,
     );
-    /// `gate = f(gate) * up`, both `[T, F]`.
-    fn gate(&mut self, tokens: usize, gate: &mut Self::Array, up: &Self::Array);
-    /// The down projection of `gate` `[T, F]` to `delta` `[T, D]`, whose room is twice that.
-    fn down(&mut self, down: &Linear, gate: &Self::Array, tokens: usize, delta: &mut Self::Array);
-    /// `x += delta`, which is normed first if there is a weight; `[T, D]`. `normed` is work space.
+    /// The way out of attention: the product of `attended` `[T, H, C]`, which is first rotated back if V was rotated.
+    fn leave(
+        &mut self,
+        output: &Linear,
+        rotated: bool,
+        tokens: usize,
+        attended: &mut Self::Array,
+        delta: &mut Self::Array,
+    );
+    /// The way out of a feed-forward: the down projection of `f(gate) * up`, both `[T, F]`, to `delta` `[T, D]`, whose room is twice that.
+    fn down(
+        &mut self,
+        down: &Linear,
+        tokens: usize,
+        gate: &mut Self::Array,
+        up: &Self::Array,
+        delta: &mut Self::Array,
+    );
+    /// Adds what the last half gave to `x` `[T, D]`. `normed` is work space.
     fn add(
         &mut self,
-        delta: &Self::Array,
-        norm: Option<&Vector>,
+        added: Added<'_, Self>,
         tokens: usize,
-        normed: &mut Self::Array,
         x: &mut Self::Array,
+        normed: &mut Self::Array,
     );
     /// Computes the logits of rows `rows` of `x`, at most [`LOGIT_ROWS`].
     fn compute_logits(&mut self, x: &Self::Array, rows: Range<usize>);

@@ -80,7 +80,7 @@ enum How {
 }
 
 /// A span of the step in work, and how it is reached.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Reached {
     block: usize,
     cells: (usize, usize),
@@ -108,9 +108,15 @@ pub(crate) struct Cache<B: Backend> {
     current: usize,
     /// Whether the step in work is a generated token.
     generated: bool,
+    /// Whether it attends, from where it lies in device memory, what the step before attended, that being a generated token, too.
+    again: bool,
     /// What the step in work attends, in layers that see everything and in the others.
     full_spans: Vec<Reached>,
     ring_spans: Vec<Reached>,
+    /// What the step before attended.
+    spans_before: [Vec<Reached>; 2],
+    /// What the stores had moved when the step in work was planned.
+    moves: (u64, u64),
     /// Work space: what a step streams.
     tail: Vec<(Id, Version)>,
 }
@@ -168,6 +174,9 @@ impl<B: Backend> Cache<B> {
             sequences: vec![Some(Sequence::default())],
             current: 0,
             generated: false,
+            again: false,
+            spans_before: [Vec::new(), Vec::new()],
+            moves: (0, 0),
             full_spans: Vec::new(),
             ring_spans: Vec::new(),
             tail: Vec::new(),
@@ -241,9 +250,24 @@ impl<B: Backend> Cache<B> {
         if self.ring_blocks > 0 {
             self.reserve_ring(backend, &blocks)?;
         }
-        self.generated = generated;
+        let was_generated = std::mem::replace(&mut self.generated, generated);
+        let [full, ring] = &mut self.spans_before;
+        std::mem::swap(full, &mut self.full_spans);
+        std::mem::swap(ring, &mut self.ring_spans);
+        let moves = (self.full.moves(), self.ring.moves());
         self.plan();
+        self.again = generated
+            && was_generated
+            && moves == std::mem::replace(&mut self.moves, moves)
+            && self.full_spans == self.spans_before[0]
+            && self.ring_spans == self.spans_before[1]
+            && self.full_spans.iter().all(|span| span.how == How::Device);
         Ok(())
+    }
+
+    /// Whether the step in work attends what the step before attended, and writes where that wrote, all of it in device memory.
+    pub(crate) fn is_again(&self) -> bool {
+        self.again
     }
 
     fn reserve_full(&mut self, backend: &mut B, blocks: &Range<usize>) -> Result<(), Error> {

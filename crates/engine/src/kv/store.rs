@@ -44,6 +44,8 @@ pub(super) struct Store<B: Backend> {
     device_max: usize,
     host_max: usize,
     version: u64,
+    /// Slabs that were given or taken memory so far.
+    moves: u64,
 }
 
 impl<B: Backend> Store<B> {
@@ -59,6 +61,7 @@ impl<B: Backend> Store<B> {
             device_max,
             host_max,
             version: 0,
+            moves: 0,
         }
     }
 
@@ -81,6 +84,11 @@ impl<B: Backend> Store<B> {
 
     pub(super) fn host_room(&self) -> usize {
         self.host_max - self.host
+    }
+
+    /// Grows whenever a slab is given memory or loses it: as long as it does not, every slab is where it was.
+    pub(super) fn moves(&self) -> u64 {
+        self.moves
     }
 
     /// Slabs in host memory.
@@ -168,6 +176,7 @@ impl<B: Backend> Store<B> {
 
     fn take_device(&mut self, backend: &B) -> Result<B::Slab, Error> {
         assert!(self.device < self.device_max, "room was made");
+        self.moves += 1;
         match self.spare.pop() {
             Some(slab) => Ok(slab),
             None => backend.slab(self.slab_bytes),
@@ -186,6 +195,7 @@ impl<B: Backend> Store<B> {
         if entry.owners > 0 {
             return;
         }
+        self.moves += 1;
         match std::mem::replace(&mut entry.memory, Memory::Free) {
             Memory::Device(slab) => {
                 self.device -= 1;
@@ -222,6 +232,7 @@ impl<B: Backend> Store<B> {
     /// Moves a slab to host memory, which has room.
     pub(super) fn spill(&mut self, backend: &mut B, id: Id) -> Result<(), Error> {
         assert!(self.host < self.host_max, "room was made");
+        self.moves += 1;
         let mut to = match self.spare_host.pop() {
             Some(slab) => slab,
             None => backend.host_slab(self.slab_bytes)?,

@@ -5,7 +5,7 @@
 //!     -> output projection -> add -> norm -> gated feed-forward -> add -> ... -> norm -> logits
 //! ```
 
-use crate::backend::Backend;
+use crate::backend::{Added, Backend, Rotation};
 use crate::error::Error;
 use crate::kv::Cache;
 use crate::model::{Config, Layer, Model};
@@ -34,15 +34,6 @@ pub(super) struct Work<B: Backend> {
     up: B::Array,
     /// Values of all of it.
     values: usize,
-}
-
-/// What is rotated before it is stored in few bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Rotation {
-    /// Q and K.
-    pub(super) k: bool,
-    /// V, and attention's output back.
-    pub(super) v: bool,
 }
 
 impl<B: Backend> Work<B> {
@@ -89,15 +80,29 @@ impl<B: Backend> Work<B> {
         tokens: &[u32],
     ) {
         let t = tokens.len();
-        backend.begin(cache.n(), t);
-        backend.embed(tokens, &mut self.x);
+        backend.begin(cache.n(), tokens, &mut self.x);
+        // What each half gives is added on the way into the next.
+        let mut before = None;
         for (i, layer) in model.layers.iter().enumerate() {
-            self.attention(backend, model.config(), layer, i, cache, rotation, t);
-            let norm = layer.post_attn_norm.as_ref();
-            backend.add(&self.delta, norm, t, &mut self.normed, &mut self.x);
+            self.attention(
+                backend,
+                model.config(),
+                i,
+                layer,
+                before,
+                cache,
+                rotation,
+                t,
+            );
             self.feed_forward(backend, layer, t);
-            let norm = layer.post_ffn_norm.as_ref();
-            backend.add(&self.delta, norm, t, &mut self.normed, &mut self.x);
+            before = Some(layer);
+        }
+        if let Some(layer) = before {
+            let added = Added {
+                delta: &self.delta,
+                norm: layer.post_ffn_norm.as_ref(),
+            };
+            backend.add(added, t, &mut self.x, &mut self.normed);
         }
     }
 
@@ -109,8 +114,9 @@ impl<B: Backend> Work<B> {
         &mut self,
         backend: &mut B,
         c: &Config,
-        layer: &Layer,
         i: usize,
+        layer: &Layer,
+        before: Option<&Layer>,
         cache: &mut Cache<B>,
         rotation: Rotation,
         t: usize,
@@ -125,27 +131,20 @@ impl<B: Backend> Work<B> {
             delta,
             ..
         } = self;
-        backend.norm(x, &layer.attn_norm, t, normed);
+        let added = before.map(|layer| Added {
+            delta,
+            norm: layer.post_ffn_norm.as_ref(),
+        });
         let outputs = [
             (&layer.q, &mut *q),
             (&layer.k, &mut *k),
             (&layer.v, &mut *v),
         ];
-        backend.project(normed, t, outputs);
-        backend.turn(layer, c.window_of(i).is_some(), t, q, k);
-        if rotation.k {
-            backend.rotate(c.head_k, t, c.heads * c.head_k, q);
-            backend.rotate(c.head_k, t, c.heads_kv * c.head_k, k);
-        }
-        if rotation.v {
-            backend.rotate(c.head_v, t, c.heads_kv * c.head_v, v);
-        }
+        backend.enter(added, &layer.attn_norm, t, x, normed, outputs);
+        backend.turn(layer, c.window_of(i).is_some(), rotation, t, q, k, v);
         cache.append(backend, i, t, k, v);
         cache.attend(backend, i, t, q, attended);
-        if rotation.v {
-            backend.rotate(c.head_v, t, c.heads * c.head_v, attended);
-        }
-        backend.project(attended, t, [(&layer.output, delta)]);
+        backend.leave(&layer.output, rotation.v, t, attended, delta);
     }
 
     fn feed_forward(&mut self, backend: &mut B, layer: &Layer, t: usize) {
@@ -157,11 +156,18 @@ impl<B: Backend> Work<B> {
             delta,
             ..
         } = self;
-        backend.norm(x, &layer.ffn_norm, t, normed);
+        let added = Added {
+            delta,
+            norm: layer.post_attn_norm.as_ref(),
+        };
         let outputs = [(&layer.gate, &mut *gate), (&layer.up, &mut *up)];
-        backend.project(normed, t, outputs);
-        backend.gate(t, gate, up);
-        backend.down(&layer.down, gate, t, delta);
+        backend.enter(Some(added), &layer.ffn_norm, t, x, normed, outputs);
+        backend.down(&layer.down, t, gate, up, delta);
+    }
+
+    /// Computes the logits of the one token that went through last.
+    pub(super) fn compute_logits(&self, backend: &mut B) {
+        backend.compute_logits(&self.x, 0..1);
     }
 
     /// Logits `[n, V]` of some rows of the last chunk, at most [`LOGIT_ROWS`](crate::backend::LOGIT_ROWS).

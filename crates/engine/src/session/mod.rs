@@ -9,12 +9,12 @@ pub use crate::kv::file::SessionFileError;
 pub use crate::kv::{Placing, Spread};
 pub use cpu::attention::KvType;
 
-use crate::backend::{Backend, CELLS, Cpu, Cuda, KvShape, LOGIT_ROWS};
+use crate::backend::{Backend, CELLS, Cpu, Cuda, KvShape, LOGIT_ROWS, Rotation};
 use crate::error::Error;
 use crate::kv::Cache;
 use crate::kv::file::Origin;
 use crate::model::{Config, Model};
-use forward::{Rotation, Work};
+use forward::Work;
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
@@ -201,8 +201,11 @@ impl<B: Backend> Run<B> {
             work,
         } = self;
         cache.begin(backend, 1, true)?;
-        work.forward(backend, model, cache, rotation, &[token]);
-        work.logits(backend, 0..1)?;
+        backend.step(cache.n(), token, cache.is_again(), |backend| {
+            work.forward(backend, model, cache, rotation, &[token]);
+            work.compute_logits(backend);
+        });
+        backend.finish()?;
         cache.advance(1);
         Ok(())
     }

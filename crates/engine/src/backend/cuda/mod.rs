@@ -1,10 +1,16 @@
 //! An NVIDIA GPU. Operations are begun in the order of the calls, in one stream; what fails is remembered until
 //! [`Backend::finish`].
+//!
+//! A generated token takes some hundred launches. The second such step over the same blocks is recorded as a graph, the ones after it are
+//! that graph: all that differs between them lies in memory, which the graph's work reads (token, position, angles). Where blocks
+//! change, every 256 tokens, one step is done without it, and sets the lists of blocks that the graph goes on with.
 
 mod weights;
 
 use self::weights::OnDevice;
-use super::{At, Attending, Backend, CELLS, KvShape, LOGIT_ROWS, Placed, Step, down_passes};
+use super::{
+    Added, At, Attending, Backend, CELLS, KvShape, LOGIT_ROWS, Placed, Rotation, Step, down_passes,
+};
 use crate::error::Error;
 use crate::model::rope::Frequencies;
 use crate::model::{Layer, Linear, Model, Vector};
@@ -13,9 +19,9 @@ use cuda::attention::{
     Spans, Step as DeviceStep, Table,
 };
 use cuda::kernel::Start;
-use cuda::ops::{Angles, Delta, Gate, Heads, Ops, RopePairs, Rotation};
+use cuda::ops::{Angles, Delta, Gate, Heads, Ops, RopePairs, Rotation as HeadRotation};
 use cuda::product::Target;
-use cuda::{Acts, Buffer, Device, Pinned, Quantiser, Stream};
+use cuda::{Acts, Buffer, Device, Graph, Mailbox, Pinned, Quantiser, Stream};
 use quant::act::{BLOCK32, Passes};
 use quant::product::act_block;
 use std::ops::Range;
@@ -52,7 +58,18 @@ pub(crate) struct Cuda<'m> {
     slots: Vec<Buffer<u8>>,
     last: [Buffer<f32>; 2],
     logits: Buffer<f32>,
-    host_logits: Pinned<f32>,
+    host_logits: Mailbox<f32>,
+    /// A generated token: what goes to `ids`, to `position`, to `angles`.
+    token: Mailbox<i32>,
+    place: Mailbox<u32>,
+    turns: [[Mailbox<f32>; 2]; 2],
+    /// Whether the operations are those of a generated token. They start while the ones ahead of them still run; a prompt's are long
+    /// enough to wait.
+    generated: bool,
+    start: Start,
+    /// A generated token's step, and whether the lists in device memory are those of the last one.
+    graph: Option<Graph>,
+    is_listed: bool,
     failed: Option<cuda::Error>,
 }
 
@@ -97,6 +114,10 @@ impl<'m> Cuda<'m> {
             let n = (ubatch * frequencies.pairs()).max(1);
             Ok::<_, cuda::Error>([zeros(n)?, zeros(n)?])
         };
+        let turns = |frequencies: &Frequencies| {
+            let n = frequencies.pairs();
+            Ok::<_, cuda::Error>([Mailbox::new(&device, n)?, Mailbox::new(&device, n)?])
+        };
         let spans = Spans::values(&shape, c.heads, ubatch, SPANS_AT_ONCE);
         let rows = LOGIT_ROWS.min(ubatch);
         Ok(Self {
@@ -120,7 +141,14 @@ impl<'m> Cuda<'m> {
             slots: Vec::new(),
             last: [zeros(LOGIT_ROWS * c.width)?, zeros(LOGIT_ROWS * c.width)?],
             logits: zeros(rows * c.n_vocab)?,
-            host_logits: Pinned::new(&device, rows * c.n_vocab)?,
+            host_logits: Mailbox::new(&device, rows * c.n_vocab)?,
+            token: Mailbox::new(&device, 1)?,
+            place: Mailbox::new(&device, 1)?,
+            turns: [turns(&model.rope)?, turns(&model.rope_windowed)?],
+            generated: false,
+            start: Start::After,
+            graph: None,
+            is_listed: false,
             failed: None,
             stream,
         })
@@ -141,12 +169,13 @@ impl<'m> Cuda<'m> {
         passes: Passes,
         outputs: &mut [(&Linear, &mut Buffer<f32>)],
     ) -> Result<(), cuda::Error> {
+        let start = self.start;
         let mut quantised = [false; 2];
         for (linear, out) in outputs {
             let (w, product) = self.weights.matrix(&linear.w);
             let (stream, k) = (&self.stream, linear.w.k());
             match act_block(linear.w.ty()) {
-                None => product.float(stream, Start::After, w, x, tokens, out)?,
+                None => product.float(stream, start, w, x, tokens, out)?,
                 Some(block) => {
                     let (acts, done) = match block {
                         BLOCK32 => (&mut self.acts32, &mut quantised[0]),
@@ -159,21 +188,116 @@ impl<'m> Cuda<'m> {
                             block,
                             passes,
                         };
-                        self.quantiser
-                            .quantise(stream, Start::After, x, shape, acts)?;
+                        self.quantiser.quantise(stream, start, x, shape, acts)?;
                         *done = true;
                     }
-                    product.quantised(stream, Start::After, w, acts, out)?;
+                    product.quantised(stream, start, w, acts, out)?;
                 }
             }
             if let Some(bias) = &linear.bias {
                 let bias = self.weights.vector(bias);
                 let n = linear.w.n();
-                self.ops
-                    .add_bias(stream, Start::After, tokens, n, out, bias)?;
+                self.ops.add_bias(stream, start, tokens, n, out, bias)?;
             }
         }
         Ok(())
+    }
+
+    /// Adds what half a layer gave to `x`, norms it.
+    fn residual_norm(
+        &mut self,
+        added: Option<Added<'_, Self>>,
+        norm: Option<(&Vector, &mut Buffer<f32>)>,
+        tokens: usize,
+        x: &mut Buffer<f32>,
+    ) -> Result<(), cuda::Error> {
+        let c = self.model.config();
+        let delta = added.map(|added| Delta {
+            first: added.delta,
+            second: None,
+            bias: None,
+            norm: added.norm.map(|norm| self.weights.vector(norm)),
+        });
+        let (w, out) = norm.unzip();
+        let w = w.map(|w| self.weights.vector(w));
+        let (stream, start) = (&self.stream, self.start);
+        self.ops
+            .residual_norm(stream, start, tokens, c.width, c.norm_eps, x, delta, w, out)
+    }
+
+    /// Multiplies heads of `x` `[T, H, C]` with a Hadamard matrix.
+    fn rotate(
+        &mut self,
+        size: usize,
+        tokens: usize,
+        heads: usize,
+        x: &mut Buffer<f32>,
+    ) -> Result<(), cuda::Error> {
+        let what = Heads {
+            rotation: HeadRotation::Hadamard,
+            ..Heads::default()
+        };
+        let (stream, start) = (&self.stream, self.start);
+        self.ops
+            .heads(stream, start, tokens, heads, size, 0.0, x, &what)
+    }
+
+    /// Puts down what a generated token's step reads.
+    fn write_step(&mut self, position: usize, token: u32) {
+        self.token[0] = token as i32;
+        self.place[0] = u32::try_from(position).unwrap_or(u32::MAX);
+        let frequencies = [&self.model.rope, &self.model.rope_windowed];
+        for ([cos, sin], frequencies) in self.turns.iter_mut().zip(frequencies) {
+            frequencies.fill(position, 1, cos, sin);
+        }
+    }
+
+    /// Begins to copy it to the device.
+    fn send_step(&mut self) -> Result<(), cuda::Error> {
+        self.token.send(&self.stream, &mut self.ids)?;
+        self.place.send(&self.stream, &mut self.position)?;
+        for (to, from) in self
+            .angles
+            .iter_mut()
+            .flatten()
+            .zip(self.turns.iter().flatten())
+        {
+            from.send(&self.stream, to)?;
+        }
+        Ok(())
+    }
+
+    /// Copies what a prompt's chunk reads to the device.
+    fn upload_chunk(&mut self, position: usize, tokens: &[u32]) -> Result<(), cuda::Error> {
+        let first = u32::try_from(position).unwrap_or(u32::MAX);
+        self.position.upload(&self.stream, &[first])?;
+        let frequencies = [&self.model.rope, &self.model.rope_windowed];
+        for (angles, frequencies) in self.angles.iter_mut().zip(frequencies) {
+            let n = tokens.len() * frequencies.pairs();
+            let (mut cos, mut sin) = (vec![0.0; n], vec![0.0; n]);
+            frequencies.fill(position, tokens.len(), &mut cos, &mut sin);
+            for (buffer, values) in angles.iter_mut().zip([cos, sin]) {
+                buffer.upload_at(&self.stream, 0, &values)?;
+            }
+        }
+        let ids: Vec<i32> = tokens.iter().map(|&t| t as i32).collect();
+        self.ids.upload_at(&self.stream, 0, &ids)
+    }
+
+    /// Does a generated token's step as it is recorded, or records it.
+    fn replay(&mut self, position: usize, token: u32, step: impl FnOnce(&mut Self)) {
+        self.run(|b| {
+            if b.graph.is_none() {
+                let stream = b.stream.clone();
+                b.graph = Some(stream.capture(|| {
+                    step(b);
+                    b.failed.take().map_or(Ok(()), Err)
+                })?);
+            }
+            b.write_step(position, token);
+            let graph = b.graph.as_mut().expect("just recorded");
+            graph.launch(&b.stream)
+        });
     }
 }
 
@@ -257,64 +381,63 @@ impl Backend for Cuda<'_> {
         self.run(|b| b.slots[slot].upload_at(&b.stream, 0, &from[at]));
     }
 
-    fn begin(&mut self, position: usize, tokens: usize) {
-        self.run(|b| {
-            let first = u32::try_from(position).unwrap_or(u32::MAX);
-            b.position.upload(&b.stream, &[first])?;
-            let frequencies = [&b.model.rope, &b.model.rope_windowed];
-            for (angles, frequencies) in b.angles.iter_mut().zip(frequencies) {
-                let n = frequencies.pairs();
-                let (mut cos, mut sin) = (vec![0.0; tokens * n], vec![0.0; tokens * n]);
-                frequencies.fill(position, tokens, &mut cos, &mut sin);
-                for (buffer, values) in angles.iter_mut().zip([cos, sin]) {
-                    buffer.upload_at(&b.stream, 0, &values)?;
-                }
-            }
-            Ok(())
-        });
+    fn step(&mut self, position: usize, token: u32, again: bool, step: impl FnOnce(&mut Self)) {
+        (self.generated, self.start) = (true, Start::Overlapped);
+        if again && self.is_listed {
+            self.replay(position, token, step);
+        } else {
+            step(self);
+            self.is_listed = self.failed.is_none();
+        }
+        (self.generated, self.start) = (false, Start::After);
     }
 
-    fn embed(&mut self, tokens: &[u32], x: &mut Buffer<f32>) {
+    fn begin(&mut self, position: usize, tokens: &[u32], x: &mut Buffer<f32>) {
         self.run(|b| {
-            let ids: Vec<i32> = tokens.iter().map(|&t| t as i32).collect();
-            b.ids.upload_at(&b.stream, 0, &ids)?;
-            let c = b.model.config();
+            if let [token] = *tokens
+                && b.generated
+            {
+                b.write_step(position, token);
+                b.send_step()?;
+            } else {
+                b.is_listed = false;
+                b.upload_chunk(position, tokens)?;
+            }
+            let (n, c) = (tokens.len(), b.model.config());
             let (w, product) = b.weights.matrix(&b.model.embedding);
-            product.decode_rows(&b.stream, Start::After, w, &b.ids, ids.len(), x)?;
+            product.decode_rows(&b.stream, b.start, w, &b.ids, n, x)?;
             if c.embedding_scale != 1.0 {
-                let n = ids.len() * c.width;
-                b.ops
-                    .scale(&b.stream, Start::After, n, x, c.embedding_scale)?;
+                let factor = c.embedding_scale;
+                b.ops.scale(&b.stream, b.start, n * c.width, x, factor)?;
             }
             Ok(())
         });
     }
 
-    fn norm(&mut self, x: &Buffer<f32>, weight: &Vector, tokens: usize, out: &mut Buffer<f32>) {
-        self.run(|b| {
-            let (c, w) = (b.model.config(), b.weights.vector(weight));
-            let (width, eps) = (c.width, c.norm_eps);
-            b.ops
-                .norm(&b.stream, Start::After, tokens, width, eps, x, w, out)
-        });
-    }
-
-    fn project<const N: usize>(
+    fn enter<const N: usize>(
         &mut self,
-        x: &Buffer<f32>,
+        added: Option<Added<'_, Self>>,
+        norm: &Vector,
         tokens: usize,
+        x: &mut Buffer<f32>,
+        normed: &mut Buffer<f32>,
         mut outputs: [(&Linear, &mut Buffer<f32>); N],
     ) {
-        self.run(|b| b.products(x, tokens, Passes::One, &mut outputs));
+        self.run(|b| {
+            b.residual_norm(added, Some((norm, &mut *normed)), tokens, x)?;
+            b.products(normed, tokens, Passes::One, &mut outputs)
+        });
     }
 
     fn turn(
         &mut self,
         layer: &Layer,
         windowed: bool,
+        rotation: Rotation,
         tokens: usize,
         q: &mut Buffer<f32>,
         k: &mut Buffer<f32>,
+        v: &mut Buffer<f32>,
     ) {
         self.run(|b| {
             let c = b.model.config();
@@ -339,25 +462,20 @@ impl Backend for Cuda<'_> {
                     bias: None,
                     norm: norm.as_ref().map(|norm| b.weights.vector(norm)),
                     angles: Some(angles),
-                    rotation: Rotation::None,
+                    rotation: if rotation.k {
+                        HeadRotation::Hadamard
+                    } else {
+                        HeadRotation::None
+                    },
                 };
                 let (size, eps) = (c.head_k, c.norm_eps);
                 b.ops
-                    .heads(&b.stream, Start::After, tokens, heads, size, eps, x, &what)?;
+                    .heads(&b.stream, b.start, tokens, heads, size, eps, x, &what)?;
+            }
+            if rotation.v {
+                b.rotate(c.head_v, tokens, c.heads_kv, v)?;
             }
             Ok(())
-        });
-    }
-
-    fn rotate(&mut self, head: usize, tokens: usize, row: usize, x: &mut Buffer<f32>) {
-        self.run(|b| {
-            let what = Heads {
-                rotation: Rotation::Hadamard,
-                ..Heads::default()
-            };
-            let heads = row / head;
-            b.ops
-                .heads(&b.stream, Start::After, tokens, heads, head, 0.0, x, &what)
         });
     }
 
@@ -381,6 +499,7 @@ impl Backend for Cuda<'_> {
             let [_, table] = &mut b.tables[attending.layer];
             b.attention.append_to(
                 &b.stream,
+                b.start,
                 table,
                 &block,
                 &b.position,
@@ -448,8 +567,9 @@ impl Backend for Cuda<'_> {
             let first = b.slots_used;
             let position = &b.position;
             let partials = &mut b.partials;
-            b.attention
-                .decode_over(stream, table, &over, first, position, &params, q, partials)?;
+            b.attention.decode_over(
+                stream, b.start, table, &over, first, position, &params, q, partials,
+            )?;
             b.slots_used += over.len();
             // What parts there are is known when the last has come; until then they are collected.
             let new = over.iter().enumerate().map(|(i, o)| Part::Block {
@@ -468,11 +588,35 @@ impl Backend for Cuda<'_> {
                 b.folded.clone_from(&b.collected);
             }
             let (attention, parts) = (&b.attention, &b.parts);
-            attention.fold(stream, Start::After, parts, &b.partials, None, None, out)
+            attention.fold(stream, b.start, parts, &b.partials, None, None, out)
         });
     }
 
-    fn gate(&mut self, tokens: usize, gate: &mut Buffer<f32>, up: &Buffer<f32>) {
+    fn leave(
+        &mut self,
+        output: &Linear,
+        rotated: bool,
+        tokens: usize,
+        attended: &mut Buffer<f32>,
+        delta: &mut Buffer<f32>,
+    ) {
+        self.run(|b| {
+            let c = b.model.config();
+            if rotated {
+                b.rotate(c.head_v, tokens, c.heads, attended)?;
+            }
+            b.products(attended, tokens, Passes::One, &mut [(output, delta)])
+        });
+    }
+
+    fn down(
+        &mut self,
+        down: &Linear,
+        tokens: usize,
+        gate: &mut Buffer<f32>,
+        up: &Buffer<f32>,
+        delta: &mut Buffer<f32>,
+    ) {
         self.run(|b| {
             let c = b.model.config();
             let f = match c.gate {
@@ -480,44 +624,19 @@ impl Backend for Cuda<'_> {
                 cpu::ops::Gate::Gelu => Gate::Gelu,
             };
             b.ops
-                .gated(&b.stream, Start::After, f, tokens * c.ff, gate, up)
+                .gated(&b.stream, b.start, f, tokens * c.ff, gate, up)?;
+            b.products(gate, tokens, down_passes(down), &mut [(down, delta)])
         });
-    }
-
-    fn down(&mut self, down: &Linear, gate: &Buffer<f32>, tokens: usize, delta: &mut Buffer<f32>) {
-        let passes = down_passes(down);
-        self.run(|b| b.products(gate, tokens, passes, &mut [(down, delta)]));
     }
 
     fn add(
         &mut self,
-        delta: &Buffer<f32>,
-        norm: Option<&Vector>,
+        added: Added<'_, Self>,
         tokens: usize,
-        _normed: &mut Buffer<f32>,
         x: &mut Buffer<f32>,
+        _normed: &mut Buffer<f32>,
     ) {
-        self.run(|b| {
-            let c = b.model.config();
-            let delta = Delta {
-                first: delta,
-                second: None,
-                bias: None,
-                norm: norm.map(|norm| b.weights.vector(norm)),
-            };
-            let (width, eps) = (c.width, c.norm_eps);
-            b.ops.residual_norm(
-                &b.stream,
-                Start::After,
-                tokens,
-                width,
-                eps,
-                x,
-                Some(delta),
-                None,
-                None,
-            )
-        });
+        self.run(|b| b.residual_norm(Some(added), None, tokens, x));
     }
 
     fn compute_logits(&mut self, x: &Buffer<f32>, rows: Range<usize>) {
@@ -529,11 +648,11 @@ impl Backend for Cuda<'_> {
             let w = b.weights.vector(&model.output_norm);
             let (width, eps) = (c.width, c.norm_eps);
             b.ops
-                .norm(&b.stream, Start::After, n, width, eps, copied, w, normed)?;
+                .norm(&b.stream, b.start, n, width, eps, copied, w, normed)?;
             let output = model.output();
             let (w, product) = b.weights.matrix(output);
             match act_block(output.ty()) {
-                None => product.float(&b.stream, Start::After, w, normed, n, &mut b.logits)?,
+                None => product.float(&b.stream, b.start, w, normed, n, &mut b.logits)?,
                 Some(block) => {
                     let acts = if block == BLOCK32 {
                         &mut b.acts32
@@ -547,17 +666,16 @@ impl Backend for Cuda<'_> {
                         passes: Passes::Two,
                     };
                     b.quantiser
-                        .quantise(&b.stream, Start::After, normed, shape, acts)?;
-                    product.quantised(&b.stream, Start::After, w, acts, &mut b.logits)?;
+                        .quantise(&b.stream, b.start, normed, shape, acts)?;
+                    product.quantised(&b.stream, b.start, w, acts, &mut b.logits)?;
                 }
             }
             let values = n * c.n_vocab;
             if let Some(cap) = c.logit_soft_cap {
                 b.ops
-                    .soft_cap(&b.stream, Start::After, values, &mut b.logits, cap)?;
+                    .soft_cap(&b.stream, b.start, values, &mut b.logits, cap)?;
             }
-            b.logits
-                .download_at(&b.stream, 0, &mut b.host_logits[..values])
+            b.host_logits.receive(&b.stream, &b.logits, values)
         });
     }
 

@@ -34,7 +34,7 @@ pub use device::Device;
 pub use error::Error;
 pub use graph::Graph;
 pub use kernel::{Arg, Kernel, Launch, Module};
-pub use memory::{Buffer, Mailbox, Pinned, Plain};
+pub use memory::{Buffer, Mailbox, Outbox, Pinned, Plain};
 pub use product::Product;
 pub use stream::{Event, Stream};
 pub use weights::Weights;

@@ -337,11 +337,19 @@ impl<T: Plain> Mailbox<T> {
         Ok(Self(Pinned::new(device, len)?))
     }
 
-    /// Copies all numbers to the first ones of `to`, in the stream's order.
-    pub fn send(&self, stream: &Stream, to: &mut Buffer<T>) -> Result<(), Error> {
+    /// Copies some of the numbers to the first ones of `to`, in the stream's order.
+    pub fn send(
+        &self,
+        stream: &Stream,
+        range: Range<usize>,
+        to: &mut Buffer<T>,
+    ) -> Result<(), Error> {
+        let Some(values) = self.0.get(range.clone()) else {
+            return length("send", "numbers", self.0.len(), range.end);
+        };
         // SAFETY: pinned memory is not freed while graphs exist, and the driver waits for copies before it is; that the host may
         // write meanwhile changes numbers only.
-        unsafe { to.upload_later(stream, 0, &self.0) }
+        unsafe { to.upload_later(stream, 0, values) }
     }
 
     /// Copies the first `n` numbers of `from` to the first ones here, in the stream's order.
@@ -365,6 +373,59 @@ impl<T: Plain> Deref for Mailbox<T> {
 impl<T: Plain> DerefMut for Mailbox<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.0
+    }
+}
+
+/// Lists on their way to the device: a copy of each waits in pinned memory, so that nobody waits for it.
+#[derive(Debug)]
+pub struct Outbox {
+    pinned: Pinned<u8>,
+    used: usize,
+}
+
+/// What a list's place in an [`Outbox`] is a multiple of.
+const OUTBOX_ALIGN: usize = 16;
+
+impl Outbox {
+    /// Room for so many bytes of lists at a time.
+    pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
+        Ok(Self {
+            pinned: Pinned::new(device, bytes)?,
+            used: 0,
+        })
+    }
+
+    /// Says that the stream has been waited for: all is sent.
+    pub fn clear(&mut self) {
+        self.used = 0;
+    }
+
+    /// Copies `values` to the first numbers of `to`, in the stream's order. Waits for earlier lists only if there is no room beside
+    /// them.
+    pub fn send<T: Plain>(
+        &mut self,
+        stream: &Stream,
+        values: &[T],
+        to: &mut Buffer<T>,
+    ) -> Result<(), Error> {
+        let bytes = size_of_val(values);
+        if bytes > self.pinned.len() {
+            return to.upload_at(stream, 0, values);
+        }
+        if self.used + bytes > self.pinned.len() {
+            stream.synchronise()?;
+            self.used = 0;
+        }
+        let room = &mut self.pinned[self.used..self.used + bytes];
+        let at = room.as_mut_ptr().cast::<T>();
+        // SAFETY: the room is as long as `values` and nobody else's; its place is aligned to 16 bytes, more than any number's.
+        // What is copied from it stays there until the stream has been waited for, here or by the caller of `clear`.
+        let copied = unsafe {
+            std::ptr::copy_nonoverlapping(values.as_ptr(), at, values.len());
+            to.upload_later(stream, 0, std::slice::from_raw_parts(at, values.len()))
+        };
+        self.used += bytes.next_multiple_of(OUTBOX_ALIGN);
+        copied
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::error::Error;
-use crate::memory::{Buffer, Plain};
+use crate::memory::{Buffer, Outbox, Plain};
 use crate::stream::Stream;
 
 /// Cells a block.
@@ -189,6 +189,30 @@ impl Table {
     /// # Safety
     /// The blocks' memory exists, and belongs to the table's users, until the work that uses the list is done.
     pub unsafe fn set(&mut self, stream: &Stream, blocks: &[KvBlock]) -> Result<(), Error> {
+        self.accept(blocks)?;
+        self.entries.upload_at(stream, 0, blocks)?;
+        self.count.upload(stream, &[blocks.len() as u32])
+    }
+
+    /// The same, not waited for.
+    ///
+    /// # Errors
+    /// As [`Table::set`].
+    ///
+    /// # Safety
+    /// As [`Table::set`].
+    pub unsafe fn send(
+        &mut self,
+        stream: &Stream,
+        outbox: &mut Outbox,
+        blocks: &[KvBlock],
+    ) -> Result<(), Error> {
+        self.accept(blocks)?;
+        outbox.send(stream, blocks, &mut self.entries)?;
+        outbox.send(stream, &[blocks.len() as u32], &mut self.count)
+    }
+
+    fn accept(&mut self, blocks: &[KvBlock]) -> Result<(), Error> {
         if blocks.len() > self.entries.len() {
             return Err(too_many(blocks.len(), self.entries.len()));
         }
@@ -200,8 +224,6 @@ impl Table {
                 wanted: blocks.last().map_or(0, KvBlock::index),
             });
         }
-        self.entries.upload_at(stream, 0, blocks)?;
-        self.count.upload(stream, &[blocks.len() as u32])?;
         let end = blocks.iter().map(|b| b.slot as usize + 1).max();
         self.end = self.end.max(end.unwrap_or(0));
         self.host.clear();
@@ -288,6 +310,27 @@ impl Parts {
     /// If they are more than there is room for, not in ascending order of blocks, a group stands beside one of its blocks, or
     /// has too many parts.
     pub fn set(&mut self, stream: &Stream, parts: &[Part]) -> Result<(), Error> {
+        let entries = self.accept(parts)?;
+        self.entries.upload_at(stream, 0, &entries)?;
+        self.count.upload(stream, &[parts.len() as u32])
+    }
+
+    /// The same, not waited for.
+    ///
+    /// # Errors
+    /// As [`Parts::set`].
+    pub fn send(
+        &mut self,
+        stream: &Stream,
+        outbox: &mut Outbox,
+        parts: &[Part],
+    ) -> Result<(), Error> {
+        let entries = self.accept(parts)?;
+        outbox.send(stream, &entries, &mut self.entries)?;
+        outbox.send(stream, &[parts.len() as u32], &mut self.count)
+    }
+
+    fn accept(&mut self, parts: &[Part]) -> Result<Vec<Entry>, Error> {
         if parts.len() > self.entries.len() {
             return Err(too_many(parts.len(), self.entries.len()));
         }
@@ -322,8 +365,7 @@ impl Parts {
                 group: group as u32 | u32::from(of_groups) << 31,
             });
         }
-        self.entries.upload_at(stream, 0, &entries)?;
-        self.count.upload(stream, &[parts.len() as u32])
+        Ok(entries)
     }
 }
 

@@ -5,7 +5,7 @@ use super::prefill::{Spans, Step};
 use super::{Attention, Params};
 use crate::error::Error;
 use crate::kernel::Start;
-use crate::memory::Buffer;
+use crate::memory::{Buffer, Outbox};
 use crate::stream::Stream;
 
 /// Some cells of a block.
@@ -26,6 +26,7 @@ impl Attention {
     fn list(
         &self,
         stream: &Stream,
+        outbox: &mut Outbox,
         table: &mut Table,
         over: &[Over<'_>],
         first_slot: usize,
@@ -51,7 +52,7 @@ impl Attention {
         }
         // SAFETY: the slabs are borrowed while the work that uses the list is given to the stream; a buffer that is dropped
         // later waits for that work, and every use of the table comes through here, with blocks that live.
-        unsafe { table.set(stream, &blocks) }
+        unsafe { table.send(stream, outbox, &blocks) }
     }
 
     /// [`Attention::append`] to one block.
@@ -60,6 +61,7 @@ impl Attention {
         &self,
         stream: &Stream,
         start: Start,
+        outbox: &mut Outbox,
         table: &mut Table,
         block: &Over<'_>,
         position: &Buffer<u32>,
@@ -67,7 +69,7 @@ impl Attention {
         k: &Buffer<f32>,
         v: &Buffer<f32>,
     ) -> Result<(), Error> {
-        self.list(stream, table, std::slice::from_ref(block), 0)?;
+        self.list(stream, outbox, table, std::slice::from_ref(block), 0)?;
         self.append(stream, start, table, position, tokens, k, v)
     }
 
@@ -77,6 +79,7 @@ impl Attention {
         &self,
         stream: &Stream,
         start: Start,
+        outbox: &mut Outbox,
         table: &mut Table,
         over: &[Over<'_>],
         first_slot: usize,
@@ -85,7 +88,7 @@ impl Attention {
         q: &Buffer<f32>,
         partials: &mut Partials,
     ) -> Result<(), Error> {
-        self.list(stream, table, over, first_slot)?;
+        self.list(stream, outbox, table, over, first_slot)?;
         self.decode(stream, start, table, position, params, q, partials)
     }
 
@@ -94,6 +97,7 @@ impl Attention {
     pub fn prefill_over(
         &self,
         stream: &Stream,
+        outbox: &mut Outbox,
         table: &mut Table,
         over: &[Over<'_>],
         params: &Params,
@@ -104,7 +108,7 @@ impl Attention {
         spans: &mut Spans,
         out: &mut Buffer<f32>,
     ) -> Result<(), Error> {
-        self.list(stream, table, over, 0)?;
+        self.list(stream, outbox, table, over, 0)?;
         self.prefill(
             stream,
             Start::After,

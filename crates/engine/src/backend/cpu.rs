@@ -165,8 +165,9 @@ impl Backend for Cpu<'_> {
         Ok(())
     }
 
-    fn save_host(&self, from: &Buffer<u8>, to: &mut Vec<u8>) {
+    fn save_host(&self, from: &Buffer<u8>, to: &mut Vec<u8>) -> Result<(), Error> {
         to.extend_from_slice(from);
+        Ok(())
     }
 
     fn restore(&mut self, from: &[u8], to: &mut Buffer<u8>) {

@@ -115,7 +115,7 @@ pub(crate) trait Backend: Debug + Sized {
     /// A slab's bytes.
     fn save(&self, from: &Self::Slab, to: &mut Vec<u8>) -> Result<(), Error>;
     /// A host slab's bytes.
-    fn save_host(&self, from: &Self::HostSlab, to: &mut Vec<u8>);
+    fn save_host(&self, from: &Self::HostSlab, to: &mut Vec<u8>) -> Result<(), Error>;
     /// Sets a slab's bytes.
     fn restore(&mut self, from: &[u8], to: &mut Self::Slab);
 

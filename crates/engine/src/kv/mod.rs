@@ -488,13 +488,15 @@ impl<B: Backend> Cache<B> {
         let mut held: Vec<usize> = Vec::new();
         let mut is_first = true;
         let mut streamed = None;
+        // While some slots are attended, the others are filled.
+        let at_once = (self.stage.slots() / 2).max(1);
         for span in spans {
             let at = match span.how {
                 How::Device => At::Device(device(span.id)),
                 How::Host => At::Host(store.host(span.id).expect("planned as in host memory")),
                 How::Streamed(n) => {
                     if streamed != Some(n) {
-                        if held.len() == self.stage.slots() {
+                        if held.len() == at_once {
                             let step = Step {
                                 first: is_first,
                                 last: false,

@@ -272,7 +272,7 @@ impl<B: Backend> Store<B> {
     pub(super) fn save(&self, backend: &B, id: Id, to: &mut Vec<u8>) -> Result<(), Error> {
         match &self.entry(id).memory {
             Memory::Device(slab) => backend.save(slab, to)?,
-            Memory::Host(slab) => backend.save_host(slab, to),
+            Memory::Host(slab) => backend.save_host(slab, to)?,
             Memory::Free => unreachable!("it has owners"),
         }
         Ok(())

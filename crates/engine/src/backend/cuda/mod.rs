@@ -5,8 +5,10 @@
 //! that graph: all that differs between them lies in memory, which the graph's work reads (token, position, angles). Where blocks
 //! change, every 256 tokens, one step is done without it, and sets the lists of blocks that the graph goes on with.
 
+mod ring;
 mod weights;
 
+use self::ring::Ring;
 use self::weights::OnDevice;
 use super::{
     Added, At, Attending, Backend, CELLS, KvShape, LOGIT_ROWS, Placed, Rotation, Step, down_passes,
@@ -21,10 +23,13 @@ use cuda::attention::{
 use cuda::kernel::Start;
 use cuda::ops::{Angles, Delta, Gate, Heads, Ops, RopePairs, Rotation as HeadRotation};
 use cuda::product::Target;
-use cuda::{Acts, Buffer, Device, Graph, Mailbox, Pinned, Quantiser, Stream};
+use cuda::{Acts, Buffer, Device, Graph, Mailbox, Outbox, Quantiser, Stream};
 use quant::act::{BLOCK32, Passes};
 use quant::product::act_block;
 use std::ops::Range;
+
+/// Bytes of lists that a step sends before it waits for some: those of a hundred layers of 250 blocks.
+const OUTBOX_BYTES: usize = 1 << 20;
 
 /// Spans of a prompt's attention that are done side by side.
 const SPANS_AT_ONCE: usize = 4;
@@ -55,7 +60,9 @@ pub(crate) struct Cuda<'m> {
     ids: Buffer<i32>,
     /// Cosines and sines of the chunk's positions, for layers without and with a window.
     angles: [[Buffer<f32>; 2]; 2],
-    slots: Vec<Buffer<u8>>,
+    ring: Ring,
+    /// Lists on their way to the device.
+    outbox: Outbox,
     last: [Buffer<f32>; 2],
     logits: Buffer<f32>,
     host_logits: Mailbox<f32>,
@@ -138,7 +145,8 @@ impl<'m> Cuda<'m> {
             position: zeros_of(&stream, 1)?,
             ids: zeros_of(&stream, ubatch)?,
             angles: [angles(&model.rope)?, angles(&model.rope_windowed)?],
-            slots: Vec::new(),
+            ring: Ring::new(&device)?,
+            outbox: Outbox::new(&device, OUTBOX_BYTES)?,
             last: [zeros(LOGIT_ROWS * c.width)?, zeros(LOGIT_ROWS * c.width)?],
             logits: zeros(rows * c.n_vocab)?,
             host_logits: Mailbox::new(&device, rows * c.n_vocab)?,
@@ -254,15 +262,15 @@ impl<'m> Cuda<'m> {
 
     /// Begins to copy it to the device.
     fn send_step(&mut self) -> Result<(), cuda::Error> {
-        self.token.send(&self.stream, &mut self.ids)?;
-        self.place.send(&self.stream, &mut self.position)?;
+        self.token.send(&self.stream, 0..1, &mut self.ids)?;
+        self.place.send(&self.stream, 0..1, &mut self.position)?;
         for (to, from) in self
             .angles
             .iter_mut()
             .flatten()
             .zip(self.turns.iter().flatten())
         {
-            from.send(&self.stream, to)?;
+            from.send(&self.stream, 0..from.len(), to)?;
         }
         Ok(())
     }
@@ -311,7 +319,7 @@ impl Backend for Cuda<'_> {
 
     type Array = Buffer<f32>;
     type Slab = Buffer<u8>;
-    type HostSlab = Pinned<u8>;
+    type HostSlab = Mailbox<u8>;
 
     fn model(&self) -> &Model {
         self.model
@@ -330,7 +338,7 @@ impl Backend for Cuda<'_> {
     }
 
     fn staging_bytes(&self) -> u64 {
-        self.slots.iter().map(|s| s.bytes() as u64).sum()
+        self.ring.bytes()
     }
 
     fn array(&self, len: usize) -> Result<Buffer<f32>, Error> {
@@ -341,16 +349,19 @@ impl Backend for Cuda<'_> {
         Ok(Buffer::zeroed(&self.stream, bytes)?)
     }
 
-    fn host_slab(&self, bytes: usize) -> Result<Pinned<u8>, Error> {
-        Ok(Pinned::new(self.stream.device(), bytes)?)
+    fn host_slab(&self, bytes: usize) -> Result<Mailbox<u8>, Error> {
+        Ok(Mailbox::new(self.stream.device(), bytes)?)
     }
 
-    fn spill(&mut self, from: &Buffer<u8>, to: &mut Pinned<u8>) {
-        self.run(|b| from.download(&b.stream, to));
+    fn spill(&mut self, from: &Buffer<u8>, to: &mut Mailbox<u8>) {
+        self.run(|b| {
+            let work = || to.receive(&b.stream, from, from.len());
+            b.ring.between_copies(&b.stream, work)
+        });
     }
 
-    fn fetch(&mut self, from: &Pinned<u8>, to: &mut Buffer<u8>) {
-        self.run(|b| to.upload(&b.stream, from));
+    fn fetch(&mut self, from: &Mailbox<u8>, to: &mut Buffer<u8>) {
+        self.run(|b| from.send(&b.stream, 0..from.len(), to));
     }
 
     fn duplicate(&mut self, from: &Buffer<u8>, to: &mut Buffer<u8>) {
@@ -362,8 +373,10 @@ impl Backend for Cuda<'_> {
         Ok(())
     }
 
-    fn save_host(&self, from: &Pinned<u8>, to: &mut Vec<u8>) {
+    fn save_host(&self, from: &Mailbox<u8>, to: &mut Vec<u8>) -> Result<(), Error> {
+        self.stream.synchronise()?;
         to.extend_from_slice(from);
+        Ok(())
     }
 
     fn restore(&mut self, from: &[u8], to: &mut Buffer<u8>) {
@@ -371,14 +384,11 @@ impl Backend for Cuda<'_> {
     }
 
     fn make_slots(&mut self, slots: usize, bytes: usize) -> Result<(), Error> {
-        self.slots = (0..slots)
-            .map(|_| Buffer::zeroed(&self.stream, bytes))
-            .collect::<Result<_, _>>()?;
-        Ok(())
+        Ok(self.ring.resize(&self.stream, slots, bytes)?)
     }
 
-    fn stage(&mut self, from: &Pinned<u8>, at: Range<usize>, slot: usize) {
-        self.run(|b| b.slots[slot].upload_at(&b.stream, 0, &from[at]));
+    fn stage(&mut self, from: &Mailbox<u8>, at: Range<usize>, slot: usize) {
+        self.run(|b| b.ring.fill(from, at, slot));
     }
 
     fn step(&mut self, position: usize, token: u32, again: bool, step: impl FnOnce(&mut Self)) {
@@ -500,6 +510,7 @@ impl Backend for Cuda<'_> {
             b.attention.append_to(
                 &b.stream,
                 b.start,
+                &mut b.outbox,
                 table,
                 &block,
                 &b.position,
@@ -525,12 +536,22 @@ impl Backend for Cuda<'_> {
                 soft_cap: c.attention_soft_cap,
                 window: attending.window,
             };
+            let stream = &b.stream;
+            let staged = spans.iter().filter_map(|span| match span.at {
+                At::Staged(slot) => Some(slot),
+                _ => None,
+            });
+            let mut slots: Vec<usize> = staged.collect();
+            slots.dedup();
+            for &slot in &slots {
+                b.ring.await_filled(stream, slot)?;
+            }
             let over: Vec<Over<'_>> = spans
                 .iter()
                 .map(|span| {
                     let (slab, offset) = match &span.at {
                         At::Device(slab) => (*slab, attending.at.start),
-                        At::Staged(slot) => (&b.slots[*slot], 0),
+                        At::Staged(slot) => (b.ring.slot(*slot), 0),
                         At::Host(_) => unreachable!("the CPU takes no share"),
                     };
                     Over {
@@ -542,14 +563,15 @@ impl Backend for Cuda<'_> {
                 })
                 .collect();
             let [table, _] = &mut b.tables[attending.layer];
-            let stream = &b.stream;
+            let outbox = &mut b.outbox;
             if !attending.generated {
                 let step = DeviceStep {
                     first: step.first,
                     last: step.last,
                 };
-                return b.attention.prefill_over(
+                b.attention.prefill_over(
                     stream,
+                    outbox,
                     table,
                     &over,
                     &params,
@@ -559,7 +581,10 @@ impl Backend for Cuda<'_> {
                     step,
                     &mut b.spans,
                     out,
-                );
+                )?;
+                return slots
+                    .iter()
+                    .try_for_each(|&slot| b.ring.mark_read(stream, slot));
             }
             if step.first {
                 b.slots_used = 0;
@@ -568,8 +593,11 @@ impl Backend for Cuda<'_> {
             let position = &b.position;
             let partials = &mut b.partials;
             b.attention.decode_over(
-                stream, b.start, table, &over, first, position, &params, q, partials,
+                stream, b.start, outbox, table, &over, first, position, &params, q, partials,
             )?;
+            slots
+                .iter()
+                .try_for_each(|&slot| b.ring.mark_read(stream, slot))?;
             b.slots_used += over.len();
             // What parts there are is known when the last has come; until then they are collected.
             let new = over.iter().enumerate().map(|(i, o)| Part::Block {
@@ -584,7 +612,7 @@ impl Backend for Cuda<'_> {
                 return Ok(());
             }
             if b.folded != b.collected {
-                b.parts.set(stream, &b.collected)?;
+                b.parts.send(stream, outbox, &b.collected)?;
                 b.folded.clone_from(&b.collected);
             }
             let (attention, parts) = (&b.attention, &b.parts);
@@ -686,7 +714,11 @@ impl Backend for Cuda<'_> {
     fn finish(&mut self) -> Result<(), Error> {
         match self.failed.take() {
             Some(error) => Err(error.into()),
-            None => Ok(self.stream.synchronise()?),
+            None => {
+                self.stream.synchronise()?;
+                self.outbox.clear();
+                Ok(())
+            }
         }
     }
 }

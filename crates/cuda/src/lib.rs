@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `driver` | the functions of the driver that are used, found at run time |
 //! | [`device`], [`stream`], [`memory`], [`kernel`], [`graph`] | safe handles to what the driver has |
+//! | [`doorbell`] | work handed to the CPU in the midst of a step |
 //! | [`ptx`] | the compiled kernels, by name and target |
 //! | [`weights`], [`acts`], [`product`] | weights in tiles, activations in 8-bit blocks, their products |
 //! | [`selftest`] | every kernel against the scalar definition |
@@ -17,6 +18,7 @@
 pub mod acts;
 pub mod attention;
 pub mod device;
+pub mod doorbell;
 mod driver;
 pub mod error;
 pub mod graph;
@@ -31,6 +33,7 @@ pub mod weights;
 
 pub use acts::{Acts, Quantiser};
 pub use device::Device;
+pub use doorbell::Doorbell;
 pub use error::Error;
 pub use graph::Graph;
 pub use kernel::{Arg, Kernel, Launch, Module};

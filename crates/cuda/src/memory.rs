@@ -322,6 +322,11 @@ impl<T: Plain> Pinned<T> {
             len,
         })
     }
+
+    /// Where it lies, for the device as for the host.
+    pub fn address(&self) -> u64 {
+        self.at.addr() as u64
+    }
 }
 
 /// Pinned host memory between the host and the work of a stream: records that go to the device, results that come from it.

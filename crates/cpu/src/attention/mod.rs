@@ -183,9 +183,64 @@ pub fn attend(
     partials: &mut Partials,
     out: &mut [f32],
 ) {
+    let out = Out::Values(out);
+    attend_to(
+        pool, isa, shape, params, position, q, spans, step, partials, out,
+    );
+}
+
+/// The beginning of one token's attention: attends `q` `[heads, C]` over `spans`, all in whole groups, and leaves what they fold to,
+/// `totals` `[heads][2 + C]`, each m, l, o. Folding what the later groups give onto it goes on as if it had been done here.
+///
+/// # Panics
+/// If lengths do not agree.
+#[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+pub fn attend_first_groups(
+    pool: &Pool,
+    isa: Isa,
+    shape: &KvShape,
+    params: &Params<'_>,
+    position: usize,
+    q: &[f32],
+    spans: &[Span<'_>],
+    partials: &mut Partials,
+    totals: &mut [f32],
+) {
+    let (step, out) = (Step::ONLY, Out::Totals(totals));
+    assert_eq!(q.len(), params.heads * shape.c_k, "queries of one token");
+    attend_to(
+        pool, isa, shape, params, position, q, spans, step, partials, out,
+    );
+}
+
+/// What is left of an attention.
+enum Out<'a> {
+    /// Its result `[T, heads, C]`.
+    Values(&'a mut [f32]),
+    /// What its groups fold to, `[T, heads][2 + C]`.
+    Totals(&'a mut [f32]),
+}
+
+#[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+fn attend_to(
+    pool: &Pool,
+    isa: Isa,
+    shape: &KvShape,
+    params: &Params<'_>,
+    position: usize,
+    q: &[f32],
+    spans: &[Span<'_>],
+    step: Step,
+    partials: &mut Partials,
+    out: Out<'_>,
+) {
+    let (out, is_total, out_size) = match out {
+        Out::Values(out) => (out, false, shape.c_v),
+        Out::Totals(out) => (out, true, 2 + shape.c_v),
+    };
     let tokens = q.len() / (params.heads * shape.c_k);
     assert_eq!(q.len(), tokens * params.heads * shape.c_k, "queries");
-    assert_eq!(out.len(), tokens * params.heads * shape.c_v, "outputs");
+    assert_eq!(out.len(), tokens * params.heads * out_size, "outputs");
     assert_eq!(params.heads % shape.heads, 0, "query heads a KV head");
     debug_assert!(spans.is_sorted_by_key(|s| (s.index, s.cells.0)), "order");
     let gqa = params.heads / shape.heads;
@@ -236,8 +291,12 @@ pub fn attend(
             let at = t * params.heads + h;
             if step.last {
                 // SAFETY: each token and head belongs to one work item.
-                let out = unsafe { out.part(at * shape.c_v, shape.c_v) };
-                finish(rows, r, total, out);
+                let out = unsafe { out.part(at * out_size, out_size) };
+                if is_total {
+                    total.save(r, out);
+                } else {
+                    finish(rows, r, total, out);
+                }
             } else {
                 // SAFETY: as above.
                 let saved = unsafe { carry.part(at * 2 * size, 2 * size) };

@@ -403,3 +403,61 @@ fn close_to_exact_attention() {
         }
     }
 }
+
+#[test]
+fn what_the_first_groups_fold_to_is_gone_on_with() {
+    let (f16, q8) = (KvType::F16, KvType::Q8_0);
+    for (heads, ty, threads, groups) in [(1, f16, 1, 1), (2, q8, 3, 1), (4, f16, 3, 2)] {
+        let shape = KvShape::new(heads, 64, 32, ty, ty).unwrap();
+        let case = Case::new(shape, 2, 2700, None, None, heads == 1, 23);
+        let pool = Pool::new(threads, Pinning::Free).unwrap();
+        let (t, size) = (case.n - 1, 2 + shape.c_v);
+        let q = &case.q[t * case.heads * shape.c_k..];
+        let spans = case.spans(case.n);
+        let (first, rest) = spans.split_at(groups * GROUP);
+        let (params, isa) = (case.params(), Isa::best());
+        let mut partials = Partials::new(&shape, case.heads, case.n, 1).unwrap();
+        let mut totals = vec![0.0; case.heads * size];
+        attend_first_groups(
+            &pool,
+            isa,
+            &shape,
+            &params,
+            t,
+            q,
+            first,
+            &mut partials,
+            &mut totals,
+        );
+        for (row, total) in totals.chunks_exact(size).enumerate() {
+            partials.carry[row * 2 * size..][..size].copy_from_slice(total);
+            // No group is open.
+            partials.carry[row * 2 * size + size..][..size].fill(0.0);
+        }
+        partials.open = None;
+        let step = Step {
+            first: false,
+            last: true,
+        };
+        let mut out = vec![0.0; case.heads * shape.c_v];
+        attend(
+            &pool,
+            isa,
+            &shape,
+            &params,
+            t,
+            q,
+            rest,
+            step,
+            &mut partials,
+            &mut out,
+        );
+        let got: Vec<u32> = out.iter().map(|x| x.to_bits()).collect();
+        let all = case.run(isa, 1, 512);
+        assert_eq!(
+            got,
+            all[all.len() - got.len()..],
+            "{heads} heads, {groups} groups"
+        );
+    }
+}

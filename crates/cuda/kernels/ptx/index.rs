@@ -11,6 +11,7 @@ const ALL: &[Compiled] = compiled! {
     "attention_g7"
     "attention_g8"
     "attention_prefill"
+    "doorbell"
     "ops"
     "product_float"
     "product_iq2_s"

@@ -1,0 +1,56 @@
+// Handing work to the CPU in the midst of a step, and taking its results, through mapped host memory: a bell is a word there that grows by
+// one with each hand-over, so that whoever waits for a number knows all earlier ones are past.
+#include "mma.cuh"
+
+namespace {
+
+constexpr int THREADS = 1024;
+
+__device__ __forceinline__ unsigned long long now_ns() {
+    unsigned long long t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
+
+__device__ __forceinline__ unsigned read_bell(const unsigned* bell) {
+    unsigned value;
+    asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(bell) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void ring_bell(unsigned* bell, unsigned value) {
+    asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(bell), "r"(value) : "memory");
+}
+
+}  // namespace
+
+// Copies n values to host memory, then sets the bell. One thread block.
+extern "C" __global__ void __launch_bounds__(THREADS) hand_over(const float* values, int n, float* to, unsigned* bell, unsigned number) {
+    wait_for_previous();
+    let_next_start();
+    for (int i = threadIdx.x; i < n; i += THREADS) to[i] = values[i];
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0) ring_bell(bell, number);
+}
+
+// Waits until the bell has reached `number`, then copies n values from host memory. After `patience_ns` it gives up: `late` is set, and the
+// values are zeros. One thread block.
+extern "C" __global__ void __launch_bounds__(THREADS) take_back(const unsigned* bell, unsigned number, const float* from, float* values, int n,
+                                                               unsigned long long patience_ns, unsigned* late) {
+    __shared__ bool is_there;
+    wait_for_previous();
+    let_next_start();
+    if (threadIdx.x == 0) {
+        is_there = (int)(read_bell(bell) - number) >= 0;
+        // Who was late once is not waited for again.
+        if (!is_there && read_bell(late) == 0) {
+            const unsigned long long end = now_ns() + patience_ns;
+            while (!is_there && now_ns() < end) is_there = (int)(read_bell(bell) - number) >= 0;
+            if (!is_there) ring_bell(late, 1);
+        }
+    }
+    __syncthreads();
+    const volatile float* there = from;
+    for (int i = threadIdx.x; i < n; i += THREADS) values[i] = is_there ? there[i] : 0.0f;
+}

@@ -1,0 +1,163 @@
+//! Work that the CPU does in the midst of a step: the device hands values over, goes on, and takes results back when it needs them.
+//!
+//! Both directions go through mapped host memory, each with a *bell*, a word that is set to the number of the hand-over when its values are
+//! there. Neither side calls the driver for it, so a hand-over costs two trips over the link. The device's wait is bounded.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::device::Device;
+use crate::error::{Error, length};
+use crate::kernel::{Arg, Kernel, Launch, Module, Start};
+use crate::memory::{Buffer, Pinned};
+use crate::product::Target;
+use crate::stream::Stream;
+
+/// How long the device waits for a result.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Threads of both kernels: as in `kernels/doorbell.cu`.
+const THREADS: usize = 1024;
+
+/// Words between two bells, so that each has a cache line, or two, of its own.
+const BELL_WORDS: usize = 32;
+
+/// The bells, by their places.
+#[derive(Debug, Clone, Copy)]
+enum Bell {
+    /// The device has handed over.
+    Given,
+    /// The CPU has answered.
+    Answered,
+    /// The device has given up waiting.
+    Late,
+}
+
+/// Mapped memory between a stream of a device and one thread of the host, which answers.
+#[derive(Debug)]
+pub struct Doorbell {
+    hand_over: Kernel,
+    take_back: Kernel,
+    bells: Pinned<u32>,
+    given: Pinned<f32>,
+    answer: Pinned<f32>,
+}
+
+impl Doorbell {
+    /// Room for `given` values in one direction and `answer` in the other.
+    pub fn new(
+        device: &Device,
+        target: Target,
+        given: usize,
+        answer: usize,
+    ) -> Result<Self, Error> {
+        let module = Module::load_for(device, "doorbell", target.compute(device))?;
+        Ok(Self {
+            hand_over: module.kernel("hand_over")?,
+            take_back: module.kernel("take_back")?,
+            bells: Pinned::new(device, 3 * BELL_WORDS)?,
+            given: Pinned::new(device, given)?,
+            answer: Pinned::new(device, answer)?,
+        })
+    }
+
+    /// Hands the first `n` of `values` over as number `number`; numbers grow by one, and the one before has been taken back.
+    pub fn hand_over(
+        &self,
+        stream: &Stream,
+        start: Start,
+        number: u32,
+        values: &Buffer<f32>,
+        n: usize,
+    ) -> Result<(), Error> {
+        if n > values.len().min(self.given.len()) {
+            length("hand_over", "values", n, values.len().min(self.given.len()))?;
+        }
+        let args = [
+            Arg::from(values),
+            Arg::from(n as i32),
+            Arg::from(self.given.address()),
+            Arg::from(self.bell_address(Bell::Given)),
+            Arg::from(number),
+        ];
+        let launch = Launch::new(1, THREADS).start(start);
+        // SAFETY: as the kernel takes them; lengths are checked.
+        unsafe { self.hand_over.launch(stream, launch, &args) }
+    }
+
+    /// Waits, on the device, for the answer to `number`, and copies its first `n` values to `values`.
+    pub fn take_back(
+        &self,
+        stream: &Stream,
+        start: Start,
+        number: u32,
+        values: &mut Buffer<f32>,
+        n: usize,
+    ) -> Result<(), Error> {
+        if n > values.len().min(self.answer.len()) {
+            length(
+                "take_back",
+                "values",
+                n,
+                values.len().min(self.answer.len()),
+            )?;
+        }
+        let args = [
+            Arg::from(self.bell_address(Bell::Answered)),
+            Arg::from(number),
+            Arg::from(self.answer.address()),
+            Arg::from(values),
+            Arg::from(n as i32),
+            Arg::from(PATIENCE.as_nanos() as u64),
+            Arg::from(self.bell_address(Bell::Late)),
+        ];
+        let launch = Launch::new(1, THREADS).start(start);
+        // SAFETY: as the kernel takes them; lengths are checked.
+        unsafe { self.take_back.launch(stream, launch, &args) }
+    }
+
+    /// Whether number `number` has been handed over. For the thread that answers.
+    pub fn is_given(&self, number: u32) -> bool {
+        let given = self.bell(Bell::Given).load(Ordering::Acquire);
+        (given.wrapping_sub(number) as i32) >= 0
+    }
+
+    /// The values of the last hand-over. For the thread that answers, once it is given and until it has answered.
+    pub fn given(&self, n: usize) -> Vec<f32> {
+        assert!(n <= self.given.len(), "{n} values of {}", self.given.len());
+        let mut values = vec![0.0; n];
+        // SAFETY: both are `n` long. The device writes only between an answer and the next bell; if it should do so now, numbers
+        // are torn, no more.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.given.as_ptr(), values.as_mut_ptr(), n);
+        }
+        values
+    }
+
+    /// Answers number `number`. For one thread.
+    pub fn answer(&self, number: u32, values: &[f32]) {
+        let room = self.answer.len();
+        assert!(values.len() <= room, "{} values of {room}", values.len());
+        // SAFETY: the memory is at least as long, and the host reads it nowhere. The device reads after the bell.
+        unsafe {
+            let to = self.answer.address() as *mut f32;
+            std::ptr::copy_nonoverlapping(values.as_ptr(), to, values.len());
+        }
+        self.bell(Bell::Answered).store(number, Ordering::Release);
+    }
+
+    /// Whether the device has given up waiting for an answer; asking forgets it.
+    pub fn was_late(&self) -> bool {
+        self.bell(Bell::Late).swap(0, Ordering::AcqRel) != 0
+    }
+
+    fn bell(&self, bell: Bell) -> &AtomicU32 {
+        let word = &self.bells[bell as usize * BELL_WORDS];
+        // SAFETY: aligned, inside memory that lives as long as `self`, and everyone's access to it is atomic.
+        unsafe { AtomicU32::from_ptr(std::ptr::from_ref(word).cast_mut()) }
+    }
+
+    fn bell_address(&self, bell: Bell) -> u64 {
+        self.bells.address() + (bell as usize * BELL_WORDS * size_of::<u32>()) as u64
+    }
+}

@@ -1,74 +1,10 @@
-// Around decode attention: cells written into blocks, and the fold of partial results. Both to the bit as
-// `cpu/src/attention` defines them.
-#include "attention_cache.cuh"
-#include "math.cuh"
+// Around decode attention: heads turned and cells written into blocks, and the fold of partial results. All to the bit as `cpu/src/attention` and
+// `cpu/src/ops.rs` define them.
+#include "acts.cuh"
+#include "attention_append.cuh"
+#include "heads.cuh"
 
-using cache::CELLS;
-using cache::PANEL;
-
-namespace {
-
-// Values a thread encodes.
-constexpr int RUN = 32;
-
-// The entry that holds a cell; tables are sorted and new cells belong to the last entries.
-__device__ const cache::Block* find(const cache::Block* blocks, unsigned count, unsigned cell) {
-    for (unsigned i = count; i-- > 0;)
-        if (blocks[i].index == cell / CELLS && blocks[i].first <= cell % CELLS && cell % CELLS < blocks[i].end) return blocks + i;
-    return nullptr;
-}
-
-// The value of largest magnitude, with its sign, the first of several; NaN if one is not finite.
-__device__ float absmax(const float* x) {
-    float most = 0.0f;
-    bool is_finite = true;
-#pragma unroll
-    for (int i = 0; i < RUN; i++) {
-        is_finite = is_finite && fabsf(x[i]) < INFINITY;
-        most = fabsf(x[i]) > fabsf(most) ? x[i] : most;
-    }
-    return is_finite ? most : NAN;
-}
-
-__device__ float divisor(int type) { return type == cache::Q8_0 ? 127.0f : -8.0f; }
-
-__device__ float scale_of(int type, float most) { return (type == cache::Q8_0 ? fabsf(most) : most) / divisor(type); }
-
-// Codes of 32 values by GGML's rules, four a word: value i in byte i; or low nibble i, high nibble i + 16.
-__device__ void encode(int type, const float* x, float d, unsigned (&words)[8]) {
-    const float inverse = d == 0.0f ? 0.0f : 1.0f / d;
-    int codes[RUN];
-#pragma unroll
-    for (int i = 0; i < RUN; i++) {
-        const float y = x[i] * inverse;
-        if (type == cache::Q8_0) {
-            codes[i] = y != y ? 0 : (int)roundf(fminf(fmaxf(y, -127.0f), 127.0f));
-        } else {
-            codes[i] = min(max(__float2int_rz(y + 8.5f), 0), 15);
-        }
-    }
-#pragma unroll
-    for (int w = 0; w < 8; w++) {
-        words[w] = 0;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            if (type == cache::Q8_0) {
-                words[w] |= (unsigned)(codes[4 * w + j] & 255) << 8 * j;
-            } else if (w < 4) {
-                words[w] |= (unsigned)(codes[4 * w + j] | codes[4 * w + j + 16] << 4) << 8 * j;
-            }
-        }
-    }
-}
-
-__device__ unsigned short half_bits(int type, float x) {
-    return type == cache::F16 ? __half_as_ushort(__float2half_rn(x)) : __bfloat16_as_ushort(__float2bfloat16_rn(x));
-}
-
-}  // namespace
-
-// Stores T cells from `position` on: k [T, K, C_k], v [T, K, C_v]. A head with a value that is not finite, or too large for
-// its scale, is NaN as a whole in 8 and 4 bits.
+// Stores T cells from `position` on: k [T, K, C_k], v [T, K, C_v].
 //
 // Grid: cells in 32s, KV heads, K or V. Block: 32 cells x runs of 32 values: lanes are cells, as in K's layout.
 extern "C" __global__ void append(const float* k, const float* v, const cache::Block* blocks, const unsigned* count, const unsigned* position, int tokens,
@@ -113,10 +49,59 @@ extern "C" __global__ void append(const float* k, const float* v, const cache::B
     }
 }
 
+// q [T, H, C_k], k [T, K, C_k], v [T, K, C_v], head by head: bias added; norm, rope (of q and k); rotation; each may be absent. In place, but for a
+// list of blocks: then k and v of the one token, at `position`, go to its cell and nowhere else. A warp a head.
+//
+// `angle_row` null: token t has row t of cos, sin [.., pairs]; else row *angle_row + t. Dynamic shared memory: the larger C floats a warp. The list is
+// read before the kernel ahead has ended: it is the host that writes it.
+extern "C" __global__ void __launch_bounds__(128) turn(float* q, float* k, float* v, const float* bias_q, const float* bias_k, const float* bias_v,
+                                                       const float* norm_q, const float* norm_k, const float* cos, const float* sin, const unsigned* angle_row,
+                                                       int tokens, int heads, int heads_kv, int c_k, int c_v, int pairs, int halves, float eps, int rotate_k,
+                                                       int rotate_v, const cache::Block* blocks, const unsigned* count, const unsigned* position, int type_k, int type_v) {
+    extern __shared__ float rows[];
+    let_next_start();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, item = blockIdx.x * (blockDim.x / 32) + warp, all = heads + 2 * heads_kv;
+    const unsigned listed = blocks != nullptr ? *count : 0;
+    cache::Block last{};
+    if (listed > 0) last = blocks[listed - 1];
+    wait_for_previous();
+    if (item >= tokens * all) return;
+    const int t = item / all, of_token = item % all, kind = of_token < heads ? 0 : of_token < heads + heads_kv ? 1 : 2;
+    const int head = kind == 0 ? of_token : kind == 1 ? of_token - heads : of_token - heads - heads_kv, count_of = kind == 0 ? heads : heads_kv;
+    const int c = kind == 2 ? c_v : c_k;
+    const float* bias = kind == 0 ? bias_q : kind == 1 ? bias_k : bias_v;
+    float* from = (kind == 0 ? q : kind == 1 ? k : v) + ((size_t)t * count_of + head) * c;
+    float* row = rows + warp * max(c_k, c_v);
+    for (int i = lane; i < c; i += 32) row[i] = bias != nullptr ? from[i] + bias[head * c + i] : from[i];
+    __syncwarp();
+    const bool has_angles = kind < 2 && cos != nullptr;
+    const size_t angle = has_angles ? ((angle_row != nullptr ? *angle_row : 0u) + (size_t)t) * pairs : 0;
+    const float* norm = kind == 0 ? norm_q : kind == 1 ? norm_k : nullptr;
+    turn_head(row, c, {norm, has_angles ? cos + angle : nullptr, sin + angle, pairs, halves, kind == 2 ? rotate_v : rotate_k, eps});
+    if (kind == 0 || blocks == nullptr) {
+        for (int i = lane; i < c; i += 32) from[i] = row[i];
+        return;
+    }
+    const unsigned cell = *position;
+    const bool is_last = listed > 0 && last.index == cell / CELLS && last.first <= cell % CELLS && cell % CELLS < last.end;
+    unsigned long long address = last.address;
+    if (!is_last) {
+        const cache::Block* found = find(blocks, listed, cell);
+        if (found == nullptr) return;
+        address = found->address;
+    }
+    uint8_t* to = (uint8_t*)address + (size_t)(kind == 1 ? 0 : heads_kv) * cache::head_bytes(type_k, c_k);
+    const int type = kind == 1 ? type_k : type_v;
+    append_head(row, to + (size_t)head * cache::head_bytes(type, c), kind == 1, type, c, cell % CELLS);
+}
+
 namespace {
 
 // Entries of a batch, columns and workers of the fold.
 constexpr int BATCH = 256, COLUMNS = 32, WORKERS = 16, FOLD_THREADS = COLUMNS * WORKERS;
+
+// Parts up to which nothing is shared.
+constexpr int FEW_PARTS = 8;
 
 // How many of a block's threads before this one say yes, of the first BATCH; and how many in all.
 struct Rank {
@@ -133,6 +118,23 @@ __device__ Rank rank(bool yes, int (&warps)[BATCH / 32]) {
     return r;
 }
 
+// A partial result, of one column.
+struct Merged {
+    float m = -INFINITY, l = 0.0f, o = 0.0f;
+    bool any = false;
+
+    __device__ __forceinline__ void merge(const Merged& b) {
+        const float now = fmaxf(m, b.m);
+        if (any) {
+            const float of_a = math::exp_weight(m - now), of_b = math::exp_weight(b.m - now);
+            l = fmaf(b.l, of_b, l * of_a), o = fmaf(b.o, of_b, o * of_a);
+        } else {
+            l = b.l, o = b.o;
+        }
+        m = now, any = true;
+    }
+};
+
 }  // namespace
 
 // A part of a fold: a slot of `partials` and the group it belongs to; or, with the group's top bit set, a whole group's result,
@@ -142,91 +144,123 @@ struct Part {
 };
 
 // Folds one token's partials: blocks inside groups of four, then groups, in the order of `parts`. Partials are [slot][H][2 + C].
-// Merges sinks (null: none), divides: out [H, C].
+// Merges sinks (null: none), divides: out [H, C]; then, if asked for, the product of every head with the normalised Hadamard matrix, and blocks of 32 or
+// 256 of it all (`block`; 0: none).
 //
 // Grid: heads, values in 32s. In batches: partials without a cell are left out; factors, which need only m, are computed side by side; groups
-// are folded by several workers; then a thread a column folds groups, two operations each.
+// are folded by several workers; then a thread a column folds groups, two operations each. A few parts a thread a column folds by itself. What needs
+// more than 32 values is done by the last thread block of `unit` heads, whom `done` [H / unit] finds; all of it is zero again afterwards. Parts are
+// read before the kernel ahead has ended: it is the host that writes them.
 extern "C" __global__ void __launch_bounds__(FOLD_THREADS) fold(const float* partials, const float* groups, const Part* parts, const unsigned* count, const float* sinks,
-                                                               float* out, int heads, int c) {
-    __shared__ float values[BATCH][COLUMNS + 1];  // of groups; in the last column l
+                                                               float* out, int heads, int c, int hadamard, int block, int unit, unsigned* done, uint32_t* q, int2* meta, float* d,
+                                                               __half* s16, int passes) {
+    __shared__ __align__(16) float values[BATCH][COLUMNS + 1];  // of groups; in the last column l
     __shared__ Part listed[BATCH + 1], entries[BATCH];
     __shared__ float m_of[BATCH], l_of[BATCH], a_of[BATCH], b_of[BATCH], sum;
     __shared__ int group_at[BATCH + 1], warps[BATCH / 32];
-    wait_for_previous();
     let_next_start();
     const int t = threadIdx.x, column = t % COLUMNS, worker = t / COLUMNS, head = blockIdx.x, size = 2 + c;
     const int at = blockIdx.y * COLUMNS + column, n = (int)*count;
     auto row = [&](const Part& part) { return (part.group >> 31 ? groups : partials) + ((size_t)part.slot * heads + head) * size; };
     float m_total = 0.0f, value = 0.0f;  // value: of thread 0 .. 31 a column's, of thread 32 l
     bool any = false;
-    for (int start = 0, batch; start < n; start += batch) {
-        batch = min(BATCH, n - start);
-        if (t <= batch && start + t < n) listed[t] = parts[start + t];
-        __syncthreads();
-        if (start + batch < n)  // groups stay whole: the host sees to it that each has fewer parts than a batch
-            while (batch > 1 && listed[batch - 1].group == listed[batch].group) batch--;
-        float m = 0.0f, l = 0.0f;
-        if (t < batch) m = row(listed[t])[0], l = row(listed[t])[1];
-        const Rank kept = rank(t < batch && l != 0.0f, warps);
-        if (t < batch && l != 0.0f) entries[kept.before] = listed[t], m_of[kept.before] = m, l_of[kept.before] = l;
-        __syncthreads();
-        const bool is_start = t < kept.all && (t == 0 || entries[t].group != entries[t - 1].group);
-        const Rank number = rank(is_start, warps);
-        if (is_start) group_at[number.before] = t;
-        if (t == 0) group_at[number.all] = kept.all;
-        if (t < kept.all && !is_start) {
-            float before = -INFINITY;
-            for (int i = t - 1; i >= 0 && entries[i].group == entries[t].group; i--) before = fmaxf(before, m_of[i]);
-            const float now = fmaxf(before, m_of[t]);
-            a_of[t] = math::exp_weight(before - now), b_of[t] = math::exp_weight(m_of[t] - now);
-        }
-        __syncthreads();
-        float m_group = -INFINITY, l_group = 0.0f;
-        if (t < number.all) {
-            for (int i = group_at[t]; i < group_at[t + 1]; i++) {
-                m_group = fmaxf(m_group, m_of[i]);
-                l_group = i == group_at[t] ? l_of[i] : fmaf(l_of[i], b_of[i], l_group * a_of[i]);
+    if (n <= FEW_PARTS) {
+        if (t < COLUMNS) {
+            Part part[FEW_PARTS];
+#pragma unroll
+            for (int i = 0; i < FEW_PARTS; i++) part[i] = i < n ? parts[i] : Part{0, 0};
+            wait_for_previous();
+            float m[FEW_PARTS], l[FEW_PARTS], o[FEW_PARTS];
+#pragma unroll
+            for (int i = 0; i < FEW_PARTS; i++) {
+                const float* from = i < n ? row(part[i]) : nullptr;
+                m[i] = i < n ? from[0] : 0.0f, l[i] = i < n ? from[1] : 0.0f, o[i] = i < n && at < c ? from[2 + at] : 0.0f;
             }
+            Merged group, total;
+            unsigned of = 0;
+#pragma unroll
+            for (int i = 0; i < FEW_PARTS; i++) {
+                if (i >= n || l[i] == 0.0f) continue;
+                if (group.any && part[i].group != of) total.merge(group), group = Merged();
+                of = part[i].group;
+                group.merge({m[i], l[i], o[i], true});
+            }
+            if (group.any) total.merge(group);
+            m_total = total.m, value = total.o;
+            if (t == 0) sum = total.l;
         }
+    } else {
+        wait_for_previous();
+        for (int start = 0, batch; start < n; start += batch) {
+            batch = min(BATCH, n - start);
+            if (t <= batch && start + t < n) listed[t] = parts[start + t];
+            __syncthreads();
+            if (start + batch < n)  // groups stay whole: the host sees to it that each has fewer parts than a batch
+                while (batch > 1 && listed[batch - 1].group == listed[batch].group) batch--;
+            float m = 0.0f, l = 0.0f;
+            if (t < batch) m = row(listed[t])[0], l = row(listed[t])[1];
+            const Rank kept = rank(t < batch && l != 0.0f, warps);
+            if (t < batch && l != 0.0f) entries[kept.before] = listed[t], m_of[kept.before] = m, l_of[kept.before] = l;
+            __syncthreads();
+            const bool is_start = t < kept.all && (t == 0 || entries[t].group != entries[t - 1].group);
+            const Rank number = rank(is_start, warps);
+            if (is_start) group_at[number.before] = t;
+            if (t == 0) group_at[number.all] = kept.all;
+            if (t < kept.all && !is_start) {
+                float before = -INFINITY;
+                for (int i = t - 1; i >= 0 && entries[i].group == entries[t].group; i--) before = fmaxf(before, m_of[i]);
+                const float now = fmaxf(before, m_of[t]);
+                a_of[t] = math::exp_weight(before - now), b_of[t] = math::exp_weight(m_of[t] - now);
+            }
+            __syncthreads();
+            float m_group = -INFINITY, l_group = 0.0f;
+            if (t < number.all) {
+                for (int i = group_at[t]; i < group_at[t + 1]; i++) {
+                    m_group = fmaxf(m_group, m_of[i]);
+                    l_group = i == group_at[t] ? l_of[i] : fmaf(l_of[i], b_of[i], l_group * a_of[i]);
+                }
+            }
 #pragma unroll 2
-        for (int g = worker; g < number.all; g += WORKERS) {
-            const int from = group_at[g], end = group_at[g + 1];
-            float o = 0.0f;
-            for (int first = from; first < end; first += 4) {
-                float x[4];
+            for (int g = worker; g < number.all; g += WORKERS) {
+                const int from = group_at[g], end = group_at[g + 1];
+                float o = 0.0f;
+                for (int first = from; first < end; first += 4) {
+                    float x[4];
 #pragma unroll
-                for (int i = 0; i < 4; i++) x[i] = first + i < end && at < c ? row(entries[first + i])[2 + at] : 0.0f;
+                    for (int i = 0; i < 4; i++) x[i] = first + i < end && at < c ? row(entries[first + i])[2 + at] : 0.0f;
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    if (first + i < end) o = first + i == from ? x[i] : fmaf(x[i], b_of[first + i], o * a_of[first + i]);
+                    for (int i = 0; i < 4; i++)
+                        if (first + i < end) o = first + i == from ? x[i] : fmaf(x[i], b_of[first + i], o * a_of[first + i]);
+                }
+                values[g][column] = o;
             }
-            values[g][column] = o;
-        }
-        __syncthreads();
-        if (t < number.all) m_of[t] = m_group, values[t][COLUMNS] = l_group;
-        __syncthreads();
-        float before = any ? m_total : -INFINITY, all = before;
+            __syncthreads();
+            if (t < number.all) m_of[t] = m_group, values[t][COLUMNS] = l_group;
+            __syncthreads();
+            float before = any ? m_total : -INFINITY, all = before;
 #pragma unroll 8
-        for (int g = 0; g < number.all; g++) {
-            before = g < t ? fmaxf(before, m_of[g]) : before;
-            all = fmaxf(all, m_of[g]);
-        }
-        if (t < number.all) {
-            const float now = fmaxf(before, m_group);
-            a_of[t] = math::exp_weight(before - now), b_of[t] = math::exp_weight(m_group - now);
-        }
-        m_total = all;
-        __syncthreads();
-        if (t <= COLUMNS && number.all > 0) {
-            if (!any) value = values[0][t];
+            for (int g = 0; g < number.all; g++) {
+                before = g < t ? fmaxf(before, m_of[g]) : before;
+                all = fmaxf(all, m_of[g]);
+            }
+            if (t < number.all) {
+                const float now = fmaxf(before, m_group);
+                a_of[t] = math::exp_weight(before - now), b_of[t] = math::exp_weight(m_group - now);
+            }
+            m_total = all;
+            __syncthreads();
+            if (t <= COLUMNS && number.all > 0) {
+                if (!any) value = values[0][t];
 #pragma unroll 8
-            for (int g = any ? 0 : 1; g < number.all; g++) value = fmaf(values[g][t], b_of[g], value * a_of[g]);
+                for (int g = any ? 0 : 1; g < number.all; g++) value = fmaf(values[g][t], b_of[g], value * a_of[g]);
+            }
+            any = any || number.all > 0;
+            __syncthreads();
         }
-        any = any || number.all > 0;
-        __syncthreads();
+        if (t == COLUMNS) sum = value;
     }
-    if (t == COLUMNS) sum = value;
     __syncthreads();
+    float result = 0.0f;
     if (t < COLUMNS && at < c) {
         float l = sum;
         if (sinks != nullptr) {
@@ -234,6 +268,48 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS) fold(const float* par
             l = math::exp(sink - m) + l * f;
             value = value * f;
         }
-        out[(size_t)head * c + at] = value / l;
+        result = value / l;
+        out[(size_t)head * c + at] = result;
+    }
+    const ActsOut to{q, meta, d, s16, heads * c, passes};
+    if (block == 0 && !hadamard) return;
+    if (block == 32 && !hadamard && c % 32 == 0) {
+        if (t >= 32) return;
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = __shfl_sync(~0u, result, t % 8 * 4 + i);
+        emit_32(to, make_float4(x[0], x[1], x[2], x[3]), 0, (head * c + blockIdx.y * COLUMNS) / 32, t % 8, t < 8);
+        return;
+    }
+    // Whose results were the last of their heads goes on with all of them.
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (t == 0) {
+        is_last = atomicAdd(done + head / unit, 1) == unit * gridDim.y - 1;
+        if (is_last) done[head / unit] = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!is_last) return;
+    float* all = &values[0][0];
+    const int first = head / unit * unit * c, length = unit * c;
+    for (int i = t; i < length; i += FOLD_THREADS) all[i] = __ldcg(out + first + i);
+    __syncthreads();
+    if (hadamard) {
+        for (int h = t / 32; h < unit; h += FOLD_THREADS / 32) turn_head(all + h * c, c, {nullptr, nullptr, nullptr, 0, 0, 1, 0.0f});
+        __syncthreads();
+        for (int i = t; i < length; i += FOLD_THREADS) out[first + i] = all[i];
+    }
+    if (block == 32) {
+        for (int i = t; i / 32 * 128 < length; i += FOLD_THREADS) {
+            const bool live = i * 4 < length;
+            emit_32(to, live ? *(const float4*)(all + i * 4) : make_float4(0, 0, 0, 0), 0, first / 32 + i / 8, i % 8, live);
+        }
+    } else if (block == 256) {
+        for (int b = t / 32; b < length / 256; b += FOLD_THREADS / 32) {
+            float4 x[2] = {*(const float4*)(all + b * 256 + t % 32 * 4), *(const float4*)(all + b * 256 + 128 + t % 32 * 4)};
+            emit_256(to, x, 0, first / 256 + b);
+        }
     }
 }

@@ -157,9 +157,12 @@ namespace decode {
 template <int G, int W>
 __device__ __forceinline__ void attend_any(const Args& a) {
     extern __shared__ __align__(16) uint8_t shared[];
-    wait_for_previous();
     let_next_start();
-    if ((long long)*a.count * a.heads_kv * a.gqa <= gridDim.x) {
+    // The list is read before the kernel ahead has ended: it is the host that writes it. Who has nothing to do makes room for the kernels to come.
+    const long long of_heads = (long long)*a.count * a.heads_kv * a.gqa;
+    if (blockIdx.x > 0 && blockIdx.x >= of_heads) return;
+    wait_for_previous();
+    if (of_heads <= gridDim.x) {
         few::attend<W>(a, shared);
     } else {
         many::attend<G, W>(a, shared);

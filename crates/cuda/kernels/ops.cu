@@ -1,80 +1,106 @@
 // Element-wise operations and small reductions, to the bit as `cpu/src/ops.rs` and `cpu/src/math.rs` define them.
 //
 // Shapes: rows are tokens, [T, D]; heads [T, H, C].
-#include "math.cuh"
+#include "acts.cuh"
+#include "heads.cuh"
 #include "mma.cuh"
-
-namespace {
 
 constexpr int THREADS = 256;
 
-// 1 / sqrt(mean(x^2) + eps) of `n` values in shared memory: value i in lane i mod 16, lanes added by halves. By the first
-// 16 lanes of a warp; the others' result is not used.
-__device__ float inverse_rms(const float* x, int n, float eps) {
-    const int lane = threadIdx.x % 16;
-    float sum = 0.0f;
-    int i = lane;
-#pragma unroll 1
-    for (; i + 7 * 16 < n; i += 8 * 16) {
-        float y[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) y[j] = x[i + j * 16];
-#pragma unroll
-        for (int j = 0; j < 8; j++) sum = fmaf(y[j], y[j], sum);
-    }
-    for (; i < n; i += 16) sum = fmaf(x[i], x[i], sum);
-    sum = math::sum_lanes(sum);
-    return 1.0f / sqrtf(sum / (float)n + eps);
-}
+namespace {
 
-// The same for all threads of a block; `shared` is one float.
-__device__ float block_inverse_rms(const float* x, int n, float eps, float* shared) {
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        const float g = inverse_rms(x, n, eps);
-        if (threadIdx.x == 0) *shared = g;
+// As kernels take them, but for what every row has of its own.
+struct ResidualNorm {
+    const float *delta, *delta2, *bias, *post, *w;
+    float* normed;
+    int d;
+    float eps;
+    ActsOut blocks32, blocks256;
+};
+
+__device__ __forceinline__ float plus(float a, float b) { return a + b; }
+__device__ __forceinline__ float4 plus(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+__device__ __forceinline__ float scaled(float a, float g, float b) { return a * g * b; }
+__device__ __forceinline__ float4 scaled(float4 a, float g, float4 b) { return make_float4(a.x * g * b.x, a.y * g * b.y, a.z * g * b.z, a.w * g * b.w); }
+
+// V: float4, or float where D is not whole fours. Dynamic shared memory: the row, the weights. What nobody writes is read before the wait.
+template <class V> __device__ __forceinline__ void residual_norm_row(float* x, const ResidualNorm& a) {
+    extern __shared__ __align__(16) float shared[];
+    __shared__ float factor;
+    constexpr int PER = sizeof(V) / 4, AHEAD = 2;
+    const int n = a.d / PER, t = blockIdx.x;
+    const size_t at = (size_t)t * n;
+    V *row = (V*)shared, *weights = row + n, *of_x = (V*)x + at;
+    const V *delta = (const V*)a.delta, *delta2 = (const V*)a.delta2, *bias = (const V*)a.bias, *post = (const V*)a.post, *w = (const V*)a.w;
+    if (w != nullptr)
+        for (int i = threadIdx.x; i < n; i += blockDim.x) weights[i] = w[i];
+    wait_for_previous();
+    const bool is_normed_first = delta != nullptr && post != nullptr;
+    for (int first = threadIdx.x; first < n; first += AHEAD * blockDim.x) {
+        V y[AHEAD], z[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            const int i = first + j * blockDim.x;
+            y[j] = z[j] = V{};
+            if (i >= n) continue;
+            y[j] = of_x[i];
+            if (delta != nullptr) z[j] = delta[at + i];
+            if (delta2 != nullptr) z[j] = plus(z[j], delta2[at + i]);
+            if (bias != nullptr) z[j] = plus(z[j], bias[i]);
+        }
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            const int i = first + j * blockDim.x;
+            if (i >= n) continue;
+            if (is_normed_first) {
+                row[i] = z[j];
+            } else {
+                if (delta != nullptr) y[j] = plus(y[j], z[j]), of_x[i] = y[j];
+                row[i] = y[j];
+            }
+        }
     }
+    if (is_normed_first) {
+        const float g = block_inverse_rms(shared, a.d, a.eps, &factor);
+        for (int i = threadIdx.x; i < n; i += blockDim.x) {
+            const V y = plus(of_x[i], scaled(row[i], g, post[i]));
+            row[i] = of_x[i] = y;
+        }
+    }
+    if (a.normed == nullptr && a.blocks32.q == nullptr && a.blocks256.q == nullptr) return;
+    const float g = block_inverse_rms(shared, a.d, a.eps, &factor);
+    for (int i = threadIdx.x; i < (n + 31) / 32 * 32; i += blockDim.x) {
+        V y{};
+        if (i < n) {
+            V one;
+            if constexpr (PER == 4) one = make_float4(1, 1, 1, 1);
+            else one = 1.0f;
+            y = scaled(row[i], g, w != nullptr ? weights[i] : one);
+            row[i] = y;
+            if (a.normed != nullptr) ((V*)a.normed)[at + i] = y;
+        }
+        if constexpr (PER == 4)
+            if (a.blocks32.q != nullptr) emit_32(a.blocks32, y, t, i / 8, i % 8, i < n);
+    }
+    if (a.blocks256.q == nullptr) return;
     __syncthreads();
-    return *shared;
+    emit_256_row(a.blocks256, shared, t);
 }
 
 }  // namespace
 
-// x += norm(delta + delta2 + bias) * post; normed = norm(x) * w. Everything but `x` may be null: no delta (x stays), one pass, no
-// bias, no norm of the delta; no `normed` (without w: not scaled). A thread block a row; dynamic shared memory: D floats.
-extern "C" __global__ void __launch_bounds__(THREADS) residual_norm(float* x, const float* delta, const float* delta2, const float* bias, const float* post,
-                                                                   const float* w, float* normed, int d, float eps) {
-    extern __shared__ float row[];
-    wait_for_previous();
+// x += norm(delta + delta2 + bias) * post; normed = norm(x) * w, as f32 and as blocks of 32 and 256. Everything but `x` may be null: no delta (x
+// stays), one pass, no bias, no norm of the delta; not scaled without w; no such result. A thread block a row; dynamic shared memory: 2 D floats.
+extern "C" __global__ void __launch_bounds__(1024) residual_norm(float* x, const float* delta, const float* delta2, const float* bias, const float* post,
+                                                                const float* w, float* normed, int d, float eps, uint32_t* q32, int2* meta, int passes32,
+                                                                uint32_t* q256, float* d256, __half* s16, int passes256) {
     let_next_start();
-    __shared__ float factor;
-    const size_t at = (size_t)blockIdx.x * d;
-    if (delta != nullptr && post != nullptr) {
-        for (int i = threadIdx.x; i < d; i += THREADS) {
-            float y = delta[at + i];
-            if (delta2 != nullptr) y = y + delta2[at + i];
-            if (bias != nullptr) y = y + bias[i];
-            row[i] = y;
-        }
-        const float g = block_inverse_rms(row, d, eps, &factor);
-        for (int i = threadIdx.x; i < d; i += THREADS) row[i] = x[at + i] + row[i] * g * post[i];
+    const ResidualNorm a{delta, delta2, bias, post, w, normed, d, eps, {q32, meta, nullptr, nullptr, d, passes32}, {q256, nullptr, d256, s16, d, passes256}};
+    if (d % 4 == 0) {
+        residual_norm_row<float4>(x, a);
     } else {
-        for (int i = threadIdx.x; i < d; i += THREADS) {
-            float y = x[at + i];
-            if (delta != nullptr) {
-                float z = delta[at + i];
-                if (delta2 != nullptr) z = z + delta2[at + i];
-                if (bias != nullptr) z = z + bias[i];
-                y = y + z;
-            }
-            row[i] = y;
-        }
+        residual_norm_row<float>(x, a);
     }
-    if (delta != nullptr)
-        for (int i = threadIdx.x; i < d; i += THREADS) x[at + i] = row[i];
-    if (normed == nullptr) return;
-    const float g = block_inverse_rms(row, d, eps, &factor);
-    for (int i = threadIdx.x; i < d; i += THREADS) normed[at + i] = w != nullptr ? row[i] * g * w[i] : row[i] * g;
 }
 
 // In place, head by head of x [T, H, C]: bias [H, C] added, norm with weights [C], rope; each may be null. Then, if asked for and C is
@@ -93,42 +119,51 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads(float* x, const floa
     float* from = x + (size_t)item * c;
     for (int i = lane; i < c; i += 32) row[i] = bias != nullptr ? from[i] + bias[item % heads * c + i] : from[i];
     __syncwarp();
-    if (norm != nullptr) {
-        const float g = __shfl_sync(~0u, inverse_rms(row, c, eps), 0);
-        for (int i = lane; i < c; i += 32) row[i] = row[i] * g * norm[i];
-        __syncwarp();
-    }
-    if (cos != nullptr) {
-        const size_t angle = ((position != nullptr ? *position : 0u) + (size_t)(item / heads)) * pairs;
-        for (int i = lane; i < pairs; i += 32) {
-            const int first = halves ? i : 2 * i, second = halves ? i + pairs : 2 * i + 1;
-            const float a = row[first], b = row[second], co = cos[angle + i], si = sin[angle + i];
-            row[first] = fmaf(-b, si, a * co), row[second] = fmaf(a, si, b * co);
-        }
-        __syncwarp();
-    }
-    if (hadamard) {
-        for (int step = 1; step < c; step *= 2) {
-            for (int i = lane; i < c / 2; i += 32) {
-                const int low = i / step * 2 * step + i % step;
-                const float a = row[low], b = row[low + step];
-                row[low] = a + b, row[low + step] = a - b;
-            }
-            __syncwarp();
-        }
-        const float factor = 1.0f / sqrtf((float)c);
-        for (int i = lane; i < c; i += 32) row[i] = row[i] * factor;
-        __syncwarp();
-    }
+    const size_t angle = cos != nullptr ? ((position != nullptr ? *position : 0u) + (size_t)(item / heads)) * pairs : 0;
+    turn_head(row, c, {norm, cos != nullptr ? cos + angle : nullptr, sin + angle, pairs, halves, hadamard, eps});
     for (int i = lane; i < c; i += 32) from[i] = row[i];
 }
 
-// gate = f(gate) * up; f: 0 SiLU, 1 GELU (tanh form).
+// f(gate) * up; f: 0 SiLU, 1 GELU (tanh form).
+__device__ __forceinline__ float gated_1(int f, float gate, float up) { return (f == 0 ? math::silu(gate) : math::gelu(gate)) * up; }
+__device__ __forceinline__ float4 gated_4(int f, float4 gate, float4 up) {
+    return make_float4(gated_1(f, gate.x, up.x), gated_1(f, gate.y, up.y), gated_1(f, gate.z, up.z), gated_1(f, gate.w, up.w));
+}
+
+// gate = f(gate) * up.
 extern "C" __global__ void gated(float* gate, const float* up, int f, unsigned long long n) {
     wait_for_previous();
     let_next_start();
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) gate[i] = (f == 0 ? math::silu(gate[i]) : math::gelu(gate[i])) * up[i];
+    if (i < n) gate[i] = gated_1(f, gate[i], up[i]);
+}
+
+// The same, its result in blocks; if asked for, as f32 as well. Blocks of 32: grid (ceil(K / 4 / blockDim), T).
+extern "C" __global__ void gated_32(float* gate, const float* up, int f, int is_kept, uint32_t* q, int2* meta, int K, int passes) {
+    let_next_start();
+    wait_for_previous();
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y, run = i / 8;
+    const bool live = run < K / 32;
+    const size_t at = (size_t)t * K + i * 4;
+    float4 x = make_float4(0, 0, 0, 0);
+    if (live) x = gated_4(f, *(const float4*)(gate + at), *(const float4*)(up + at));
+    if (live && is_kept) *(float4*)(gate + at) = x;
+    emit_32({q, meta, nullptr, nullptr, K, passes}, x, t, run, i % 8, live);
+}
+// Blocks of 256: grid (ceil(K / 256 / warps), T).
+extern "C" __global__ void gated_256(float* gate, const float* up, int f, int is_kept, uint32_t* q, float* d, __half* s16, int K, int passes) {
+    let_next_start();
+    wait_for_previous();
+    const int lane = threadIdx.x % 32, block = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, t = blockIdx.y;
+    if (block >= K / 256) return;
+    const size_t at = (size_t)t * K + block * 256 + lane * 4;
+    float4 x[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        x[i] = gated_4(f, *(const float4*)(gate + at + 128 * i), *(const float4*)(up + at + 128 * i));
+        if (is_kept) *(float4*)(gate + at + 128 * i) = x[i];
+    }
+    emit_256({q, nullptr, d, s16, K, passes}, x, t, block);
 }
 
 // x += y, both [T, D]; `stride` 0: y is one row for all tokens, else D.

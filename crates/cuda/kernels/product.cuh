@@ -17,6 +17,7 @@
 //       a thread block holds all chunks of its tiles and adds them in order.
 // gemm  more columns. See there.
 #pragma once
+#include "begin.cuh"
 #include "formats.cuh"
 #include "mma.cuh"
 
@@ -172,34 +173,51 @@ __device__ __forceinline__ void copy_acts(uint8_t* to, const ChunkActs<F, GROUPS
     }
 }
 
-// grid: ceil(tiles / tiles_per_block); block: whole warps. Dynamic shared memory: for each warp its ring, and its activations (once, or twice if
-// it has several chunks); then tiles_per_block * chunks * columns * 64 bytes. GROUPS of 8 columns; COLS == 1 serves a single column.
+// Up to three matrices of one K that meet the same activations, the later ones with N = 0 if they are fewer. y[m] [T, N[m]]; bias [N[m]] or null.
+struct Few {
+    const uint8_t* w[3];
+    float* y[3];
+    const float* bias[3];
+    int N[3];
+};
+
+// grid: tiles of all matrices; block: whole warps. Dynamic shared memory: for each warp its ring, and its activations (once, or twice if
+// it has several chunks); then chunks * columns * 64 bytes. GROUPS of 8 columns; COLS == 1 serves a single column.
 // HELD: activations go through shared memory as well. That hides their latency, but costs copies for every tile; measured, it pays for one column of
 // blocks of 32 and nowhere else. Otherwise they are read where they lie, from the first-level cache.
 template <class F, int GROUPS, int COLS, bool HELD>
-__device__ __forceinline__ void gemv(const uint8_t* __restrict__ w, const Acts& act, float* y, int N, int K, int columns, int passes, int tiles_per_block) {
+__device__ __forceinline__ void gemv(const Few& few, const Acts& act, int K, int columns, int passes) {
     using P = Piece<F>;
     constexpr int RING = P::RING;
     extern __shared__ __align__(128) uint8_t smem[];
     let_next_start();
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32, gid = lane / 4, tig = lane % 4;
-    const int blocks = K / F::LEN, chunks = (K + CHUNK - 1) / CHUNK, tiles = (N + 15) / 16;
-    const int first_tile = blockIdx.x * tiles_per_block, mine = min(tiles_per_block, tiles - first_tile);
+    const int blocks = K / F::LEN, chunks = (K + CHUNK - 1) / CHUNK;
+    int tile = blockIdx.x, N = few.N[0];
+    const uint8_t* w = few.w[0];
+    float* y = few.y[0];
+    const float* bias = few.bias[0];
+#pragma unroll
+    for (int m = 1; m < 3; m++) {
+        const int before = (N + 15) / 16;
+        if (tile < before) break;
+        tile -= before, N = few.N[m], w = few.w[m], y = few.y[m], bias = few.bias[m];
+    }
     const ChunkActs<F, GROUPS> at_acts(COLS == 1 ? 1 : columns);
     const int warp_bytes = RING * P::BYTES + (HELD ? (chunks > warps ? 2 : 1) * at_acts.bytes : 0);
     uint8_t* ring = smem + warp * warp_bytes;
     uint8_t* acts = ring + RING * P::BYTES;
     float* part = (float*)(smem + warps * warp_bytes);
-    const uint8_t* w0 = w + (size_t)first_tile * blocks * P::BLOCK;
+    const uint8_t* w0 = w + (size_t)tile * blocks * P::BLOCK;
 
-    // The next piece to be fetched: chunk `seq` of this warp, tile, block.
-    int next_chunk = warp, next_tile = 0, next_block = warp * P::PER, next_seq = 0;
+    // The next piece to be fetched: chunk `seq` of this warp, block.
+    int next_chunk = warp, next_block = warp * P::PER, next_seq = 0;
     auto fetch = [&](int stage, auto with_acts) {
         if (next_chunk < chunks) {
             if constexpr (HELD && decltype(with_acts)::value)
-                if (next_tile == 0 && next_block == next_chunk * P::PER) copy_acts(acts + (next_seq & 1) * at_acts.bytes, at_acts, act, next_chunk, K, lane);
+                if (next_block == next_chunk * P::PER) copy_acts(acts + (next_seq & 1) * at_acts.bytes, at_acts, act, next_chunk, K, lane);
             const int end = min(blocks, (next_chunk + 1) * P::PER);
-            const uint8_t* from = w0 + ((size_t)next_tile * blocks + next_block) * P::BLOCK + lane * 16;
+            const uint8_t* from = w0 + (size_t)next_block * P::BLOCK + lane * 16;
             uint8_t* to = ring + stage * P::BYTES + lane * 16;
             const int bytes = min(P::BLOCKS, end - next_block) * P::BLOCK - lane * 16;
 #pragma unroll
@@ -207,7 +225,7 @@ __device__ __forceinline__ void gemv(const uint8_t* __restrict__ w, const Acts& 
                 if (i * 512 < bytes) copy16(to + i * 512, from + i * 512);
             next_block += P::BLOCKS;
             if (next_block >= end) {
-                if (++next_tile == mine) next_tile = 0, next_chunk += warps, next_seq++;
+                next_chunk += warps, next_seq++;
                 next_block = next_chunk * P::PER;
             }
         }
@@ -216,7 +234,7 @@ __device__ __forceinline__ void gemv(const uint8_t* __restrict__ w, const Acts& 
     for (int s = 0; s < RING; s++) fetch(s, No());
     wait_for_previous();
     if constexpr (HELD) {  // of the chunks whose first piece is on the way
-        const int begun = next_seq + (next_chunk < chunks && (next_tile > 0 || next_block > next_chunk * P::PER));
+        const int begun = next_seq + (next_chunk < chunks && next_block > next_chunk * P::PER);
         for (int s = 0; s < begun; s++) copy_acts(acts + s * at_acts.bytes, at_acts, act, warp + s * warps, K, lane);
         copy_commit();
         copy_wait<0>();
@@ -248,83 +266,80 @@ __device__ __forceinline__ void gemv(const uint8_t* __restrict__ w, const Acts& 
             }
             aq[g] = q + column * 32 + tig * 8, am[g] = m + both * (F::LEN == 32 ? 16 : 8), as[g] = s + column * 32 + tig * 8;
         }
+        float acc[GROUPS][4] = {};
 #pragma unroll 1
-        for (int tile = 0; tile < mine; tile++) {
-            float acc[GROUPS][4] = {};
-#pragma unroll 1
-            for (int block = first; block < end; block += P::BLOCKS) {
-                copy_wait<RING - 1>();
-                __syncwarp();
-                const uint8_t* piece = ring + stage * P::BYTES;
-                if constexpr (F::LEN == 32) {
-                    auto one = [&](int u) {
-                        const uint8_t* b = piece + u * P::BLOCK;
-                        const int run = block - first + u;
-                        uint32_t a[4];
-                        F::codes(b, 0, at, gid, tig, a);
-                        const float2 dw = F::d(b, gid), mw = F::m(b, gid);
-#pragma unroll
-                        for (int g = 0; g < GROUPS; g++) {
-                            const uint2 q = *(const uint2*)(aq[g] + run * q_stride[g]);
-                            block32<F, COLS>(a, dw, mw, q, (const int2*)(am[g] + run * m_stride[g]), acc[g]);
-                        }
-                    };
-                    if (end - block >= P::BLOCKS) {
-#pragma unroll
-                        for (int u = 0; u < P::BLOCKS; u++) one(u);
-                    } else {
-#pragma unroll 1
-                        for (int u = 0; u < end - block; u++) one(u);
-                    }
-                } else {
-                    const int b = block - first;
-                    int sum[GROUPS][4] = {};
-#pragma unroll
-                    for (int run = 0; run < 8; run++) {
-                        uint32_t a[4];
-                        int2 scale[2];
-                        F::codes(piece, run, at, gid, tig, a);
-                        scales256<F>(piece, run, gid, scale);
-#pragma unroll
-                        for (int g = 0; g < GROUPS; g++) run256<F, COLS>(a, scale, *(const uint2*)(aq[g] + (b * 8 + run) * q_stride[g]), sum[g]);
-                    }
-                    uint32_t extra[4];
-                    if constexpr (F::MIN || F::BIAS != 0) extras<F>(piece, gid, tig, extra);
-                    const float2 dw = F::d(piece, gid), mw = F::m(piece, gid);
+        for (int block = first; block < end; block += P::BLOCKS) {
+            copy_wait<RING - 1>();
+            __syncwarp();
+            const uint8_t* piece = ring + stage * P::BYTES;
+            if constexpr (F::LEN == 32) {
+                auto one = [&](int u) {
+                    const uint8_t* b = piece + u * P::BLOCK;
+                    const int run = block - first + u;
+                    uint32_t a[4];
+                    F::codes(b, 0, at, gid, tig, a);
+                    const float2 dw = F::d(b, gid), mw = F::m(b, gid);
 #pragma unroll
                     for (int g = 0; g < GROUPS; g++) {
-                        uint2 s16 = make_uint2(0, 0);
-                        if constexpr (F::MIN || F::BIAS != 0) s16 = *(const uint2*)(as[g] + b * s_stride[g]);
-                        end256<F, COLS>(extra, dw, mw, s16, (const float*)(am[g] + b * m_stride[g]), sum[g], acc[g]);
+                        const uint2 q = *(const uint2*)(aq[g] + run * q_stride[g]);
+                        block32<F, COLS>(a, dw, mw, q, (const int2*)(am[g] + run * m_stride[g]), acc[g]);
                     }
+                };
+                if (end - block >= P::BLOCKS) {
+#pragma unroll
+                    for (int u = 0; u < P::BLOCKS; u++) one(u);
+                } else {
+#pragma unroll 1
+                    for (int u = 0; u < end - block; u++) one(u);
                 }
-                __syncwarp();
-                fetch(stage, Yes());
-                stage = stage + 1 == RING ? 0 : stage + 1;
+            } else {
+                const int b = block - first;
+                int sum[GROUPS][4] = {};
+#pragma unroll
+                for (int run = 0; run < 8; run++) {
+                    uint32_t a[4];
+                    int2 scale[2];
+                    F::codes(piece, run, at, gid, tig, a);
+                    scales256<F>(piece, run, gid, scale);
+#pragma unroll
+                    for (int g = 0; g < GROUPS; g++) run256<F, COLS>(a, scale, *(const uint2*)(aq[g] + (b * 8 + run) * q_stride[g]), sum[g]);
+                }
+                uint32_t extra[4];
+                if constexpr (F::MIN || F::BIAS != 0) extras<F>(piece, gid, tig, extra);
+                const float2 dw = F::d(piece, gid), mw = F::m(piece, gid);
+#pragma unroll
+                for (int g = 0; g < GROUPS; g++) {
+                    uint2 s16 = make_uint2(0, 0);
+                    if constexpr (F::MIN || F::BIAS != 0) s16 = *(const uint2*)(as[g] + b * s_stride[g]);
+                    end256<F, COLS>(extra, dw, mw, s16, (const float*)(am[g] + b * m_stride[g]), sum[g], acc[g]);
+                }
             }
-#pragma unroll
-            for (int g = 0; g < GROUPS; g++)
-#pragma unroll
-                for (int c = 0; c < COLS; c++) {
-                    const int column = g * 8 + (COLS == 2 ? 2 * tig + c : tig);
-                    if (column < columns) *(float2*)(part + ((size_t)(tile * chunks + chunk) * columns + column) * 16 + 2 * gid) = make_float2(acc[g][c], acc[g][2 + c]);
-                }
+            __syncwarp();
+            fetch(stage, Yes());
+            stage = stage + 1 == RING ? 0 : stage + 1;
         }
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+#pragma unroll
+            for (int c = 0; c < COLS; c++) {
+                const int column = g * 8 + (COLS == 2 ? 2 * tig + c : tig);
+                if (column < columns) *(float2*)(part + ((size_t)chunk * columns + column) * 16 + 2 * gid) = make_float2(acc[g][c], acc[g][2 + c]);
+            }
     }
     __syncthreads();
-    const int tokens = columns / passes, per_tile = tokens * 16;
-    for (int i = threadIdx.x; i < mine * per_tile; i += blockDim.x) {
-        const int tile = i / per_tile, t = i % per_tile / 16, row = (first_tile + tile) * 16 + i % 16;
+    const int tokens = columns / passes;
+    for (int i = threadIdx.x; i < tokens * 16; i += blockDim.x) {
+        const int t = i / 16, row = tile * 16 + i % 16;
         if (row >= N) continue;
         float both = 0.0f;
         for (int p = 0; p < passes; p++) {
-            const float* from = part + ((size_t)tile * chunks * columns + t * passes + p) * 16 + i % 16;
+            const float* from = part + (t * passes + p) * 16 + i % 16;
             float sum = from[0];
 #pragma unroll 8
             for (int c = 1; c < chunks; c++) sum = __fadd_rn(sum, from[c * columns * 16]);
             both = p == 0 ? sum : __fadd_rn(both, sum);
         }
-        y[(size_t)t * N + row] = both;
+        y[(size_t)t * N + row] = bias != nullptr ? __fadd_rn(both, bias[row]) : both;
     }
 }
 
@@ -542,13 +557,12 @@ __device__ __forceinline__ void gemm(const uint8_t* __restrict__ w, const Acts& 
 // ---------------------------------------------------------------------------------------------------- rows of an embedding
 
 // y[t] = row ids[t] of W, decoded. A thread takes 8 values of a run of 32: groups tig and tig + 4. grid: (ceil(K / 8 / blockDim), T).
-// An id outside 0..N gives a row of NaN.
-template <class F> __device__ __forceinline__ void decode_rows(const uint8_t* __restrict__ w, const int* ids, float* y, int N, int K) {
+// An id outside 0..N gives a row of NaN. Everything times `factor`.
+template <class F> __device__ __forceinline__ void decode_rows(const uint8_t* __restrict__ w, const int* ids, float* y, int N, int K, float factor) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x, tig = i % 4, run = i / 4, t = blockIdx.y;
-    wait_for_previous();
     if (run * 32 >= K) return;
     float* out = y + (size_t)t * K + run * 32 + tig * 4;
-    const int id = ids[t];
+    const int id = *(const volatile int*)(ids + t);
     if (id < 0 || id >= N) {
         for (int j = 0; j < 4; j++) out[j] = out[16 + j] = __int_as_float(0x7fc00000);
         return;
@@ -576,7 +590,7 @@ template <class F> __device__ __forceinline__ void decode_rows(const uint8_t* __
             float v = __fmul_rn(scale, (float)q);
             if constexpr (F::LEN == 256) v = __fsub_rn(v, less);
             if constexpr (F::LEN == 32 && F::MIN) v = __fadd_rn(v, m);
-            out[16 * h + j] = v;
+            out[16 * h + j] = __fmul_rn(v, factor);
         }
     }
 }
@@ -586,20 +600,29 @@ template <class F> __device__ __forceinline__ void decode_rows(const uint8_t* __
 #define PRODUCT_PARAMETERS \
     const uint8_t *w, const uint2 *q, const int2 *meta, const float *d, const uint2 *s16, float *y, int N, int K, int columns, int passes
 
+// As Few has them: kernels' parameters are words of 8 bytes at most.
+#define GEMV_PARAMETERS                                                                                                  \
+    const uint8_t *w0, const uint8_t *w1, const uint8_t *w2, float *y0, float *y1, float *y2, const float *b0, const float *b1, const float *b2, int n0, \
+        int n1, int n2, const uint2 *q, const int2 *meta, const float *d, const uint2 *s16, int K, int columns, int passes
+#define FEW \
+    Few { {w0, w1, w2}, {y0, y1, y2}, {b0, b1, b2}, {n0, n1, n2} }
+
 #define PRODUCT_KERNELS(F)                                                                                                \
-    extern "C" __global__ void gemv_1(PRODUCT_PARAMETERS, int tiles_per_block) {                                          \
-        gemv<F, 1, 1, F::LEN == 32>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes, tiles_per_block);                 \
-    }                                                                                                                     \
-    extern "C" __global__ void gemv_8(PRODUCT_PARAMETERS, int tiles_per_block) {                                          \
-        gemv<F, 1, 2, false>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes, tiles_per_block);                        \
-    }                                                                                                                     \
-    extern "C" __global__ void gemv_16(PRODUCT_PARAMETERS, int tiles_per_block) {                                         \
-        gemv<F, 2, 2, false>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes, tiles_per_block);                        \
-    }                                                                                                                     \
+    extern "C" __global__ void gemv_1(GEMV_PARAMETERS) { gemv<F, 1, 1, F::LEN == 32>(FEW, Acts{q, meta, d, s16}, K, columns, passes); } \
+    extern "C" __global__ void gemv_8(GEMV_PARAMETERS) { gemv<F, 1, 2, false>(FEW, Acts{q, meta, d, s16}, K, columns, passes); } \
+    extern "C" __global__ void gemv_16(GEMV_PARAMETERS) { gemv<F, 2, 2, false>(FEW, Acts{q, meta, d, s16}, K, columns, passes); } \
     extern "C" __global__ void __launch_bounds__(Gemm<F, Wide>::THREADS, 1) gemm_wide(PRODUCT_PARAMETERS) {               \
         gemm<F, Wide>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes);                                                \
     }                                                                                                                     \
     extern "C" __global__ void __launch_bounds__(Gemm<F, Narrow>::THREADS) gemm_narrow(PRODUCT_PARAMETERS) {              \
         gemm<F, Narrow>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes);                                              \
     }                                                                                                                     \
-    extern "C" __global__ void decode(const uint8_t* w, const int* ids, float* y, int N, int K) { decode_rows<F>(w, ids, y, N, K); }
+    extern "C" __global__ void decode(const uint8_t* w, const int* ids, float* y, int N, int K) {                         \
+        wait_for_previous();                                                                                              \
+        decode_rows<F>(w, ids, y, N, K, 1.0f);                                                                            \
+    }                                                                                                                     \
+    extern "C" __global__ void begin(const uint8_t* w, BEGIN_PARAMETERS, float* y, int N, int K, float factor) {          \
+        wait_for_previous();                                                                                              \
+        copy_step(BEGIN_ARGUMENTS);                                                                                       \
+        decode_rows<F>(w, (const int*)step, y, N, K, factor);                                                             \
+    }

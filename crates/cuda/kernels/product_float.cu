@@ -9,6 +9,7 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
+#include "begin.cuh"
 #include "mma.cuh"
 
 constexpr int CHUNK = 512;
@@ -163,17 +164,16 @@ template <class W> __device__ __forceinline__ void gemm_tiles(const W* __restric
 }
 
 // Row ids[t] of W as f32; NaN for an id outside 0..N. grid: (ceil(K / blockDim), T).
-template <class W> __device__ __forceinline__ void decode_rows(const W* __restrict__ w, const int* ids, float* y, int N, int K) {
-    wait_for_previous();
+template <class W> __device__ __forceinline__ void decode_rows(const W* __restrict__ w, const int* ids, float* y, int N, int K, float factor) {
     const int k = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y;
     if (k >= K) return;
-    const int id = ids[t];
+    const int id = *(const volatile int*)(ids + t);
     float v = __int_as_float(0x7fc00000);
     if (id >= 0 && id < N) {
         const float2 both = two(w + ((size_t)(id / 16) * K + k) * 16 + id % 16 / 2 * 2);
         v = id % 2 ? both.y : both.x;
     }
-    y[(size_t)t * K + k] = v;
+    y[(size_t)t * K + k] = __fmul_rn(v, factor);
 }
 
 #define FLOAT_KERNELS(NAME, W)                                                                                          \
@@ -188,7 +188,13 @@ template <class W> __device__ __forceinline__ void decode_rows(const W* __restri
         gemm_tiles<W>(w, x, y, N, K, tokens);                                                                           \
     }                                                                                                                   \
     extern "C" __global__ void decode_##NAME(const W* w, const int* ids, float* y, int N, int K) {                      \
-        decode_rows<W>(w, ids, y, N, K);                                                                                \
+        wait_for_previous();                                                                                            \
+        decode_rows<W>(w, ids, y, N, K, 1.0f);                                                                          \
+    }                                                                                                                   \
+    extern "C" __global__ void begin_##NAME(const W* w, BEGIN_PARAMETERS, float* y, int N, int K, float factor) {       \
+        wait_for_previous();                                                                                            \
+        copy_step(BEGIN_ARGUMENTS);                                                                                     \
+        decode_rows<W>(w, (const int*)step, y, N, K, factor);                                                           \
     }
 
 FLOAT_KERNELS(f32, float)

@@ -4,7 +4,7 @@ use quant::act::{BLOCK32, BLOCK256, Passes};
 
 use crate::device::Device;
 use crate::error::{Error, length};
-use crate::kernel::{Kernel, Launch, Module, Start};
+use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
 use crate::stream::Stream;
 
@@ -44,6 +44,40 @@ impl Shape {
     pub fn columns(&self) -> usize {
         self.tokens * self.passes.count()
     }
+
+    /// A thread for every 4 values, or a warp a block of 256.
+    pub(crate) fn launch(&self, threads: usize) -> Launch {
+        let blocks = if self.block == BLOCK32 {
+            (self.k / 4).div_ceil(threads)
+        } else {
+            (self.k / BLOCK256).div_ceil(threads / 32)
+        };
+        Launch::grid(
+            [blocks as u32, self.tokens as u32, 1],
+            [threads as u32, 1, 1],
+        )
+    }
+}
+
+/// Where kernels write blocks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Written {
+    pub(crate) q: Arg,
+    pub(crate) meta: Arg,
+    pub(crate) d: Arg,
+    pub(crate) s16: Arg,
+    pub(crate) passes: Arg,
+}
+
+impl Written {
+    /// Nowhere.
+    pub(crate) const NONE: Self = Self {
+        q: Arg::NULL,
+        meta: Arg::NULL,
+        d: Arg::NULL,
+        s16: Arg::NULL,
+        passes: Arg::NULL,
+    };
 }
 
 impl Acts {
@@ -71,6 +105,30 @@ impl Acts {
     /// What is in it.
     pub fn shape(&self) -> Shape {
         self.holds
+    }
+
+    /// Says that a kernel will write blocks of this shape, and where to.
+    ///
+    /// # Errors
+    /// If there is no room for them.
+    pub(crate) fn written(&mut self, op: &'static str, shape: Shape) -> Result<Written, Error> {
+        let Shape { k, block, .. } = shape;
+        let fits =
+            |what, found: usize, room: usize| length(op, what, found.saturating_sub(room), 0);
+        fits("columns over the room", shape.columns(), self.columns_max)?;
+        fits("K over the room", k, self.k_max)?;
+        if block != BLOCK32 {
+            length(op, "block", block, BLOCK256)?;
+        }
+        length(op, "values of K past whole blocks", k % block, 0)?;
+        self.holds = shape;
+        Ok(Written {
+            q: (&self.q).into(),
+            meta: (&self.meta).into(),
+            d: (&self.d).into(),
+            s16: (&self.s16).into(),
+            passes: (shape.passes.count() as i32).into(),
+        })
     }
 
     /// Bytes of device memory.
@@ -106,44 +164,22 @@ impl Quantiser {
         acts: &mut Acts,
     ) -> Result<(), Error> {
         const OP: &str = "quantise";
-        let Shape {
-            tokens,
-            k,
-            block,
-            passes,
-        } = shape;
-        let fits =
-            |what, found: usize, room: usize| length(OP, what, found.saturating_sub(room), 0);
-        fits(
-            "tokens x K over the input",
-            tokens.saturating_mul(k),
-            x.len(),
-        )?;
-        fits("columns over the room", shape.columns(), acts.columns_max)?;
-        fits("K over the room", k, acts.k_max)?;
-        if block != BLOCK32 {
-            length(OP, "block", block, BLOCK256)?;
-        }
-        length(OP, "values of K past whole blocks", k % block, 0)?;
-        acts.holds = shape;
+        let Shape { tokens, k, .. } = shape;
+        let over = tokens.saturating_mul(k).saturating_sub(x.len());
+        length(OP, "tokens x K over the input", over, 0)?;
+        let to = acts.written(OP, shape)?;
         if tokens == 0 || k == 0 {
             return Ok(());
         }
-        let passes = passes.count() as i32;
-        let (kernel, blocks, args) = if block == BLOCK32 {
-            let args = vec![x.into(), (&acts.q).into(), (&acts.meta).into()];
-            (&self.blocks_32, (k / 4).div_ceil(256), args)
+        let last = [(k as i32).into(), to.passes];
+        let (kernel, args) = if shape.block == BLOCK32 {
+            let args = [&[x.into(), to.q, to.meta], &last[..]].concat();
+            (&self.blocks_32, args)
         } else {
-            let args = vec![
-                x.into(),
-                (&acts.q).into(),
-                (&acts.d).into(),
-                (&acts.s16).into(),
-            ];
-            (&self.blocks_256, (k / BLOCK256).div_ceil(8), args)
+            let args = [&[x.into(), to.q, to.d, to.s16], &last[..]].concat();
+            (&self.blocks_256, args)
         };
-        let args = [args, vec![(k as i32).into(), passes.into()]].concat();
-        let launch = Launch::grid([blocks as u32, tokens as u32, 1], [256, 1, 1]).start(start);
+        let launch = shape.launch(256).start(start);
         // SAFETY: the kernel reads tokens x K values of `x` and writes that many columns of `acts`; both were checked to have room.
         unsafe { kernel.launch(stream, launch, &args) }
     }

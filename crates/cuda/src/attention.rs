@@ -15,10 +15,14 @@ pub use prefill::{Spans, Step};
 
 use prefill::Prefill;
 
+use quant::act::Passes;
+
+use crate::acts::{Acts, Shape, Written};
 use crate::device::Device;
 use crate::error::{Error, length};
 use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
+use crate::ops::{Angles, Rotation, THREADS_TURN, optional, rope_args};
 use crate::product::Target;
 use crate::stream::Stream;
 
@@ -56,6 +60,23 @@ impl Params {
     }
 }
 
+/// What is done to a layer's heads before they are attended, in this order.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Turn<'a> {
+    /// Added to q `[H, C]`, k `[K, C]`, v `[K, C]`.
+    pub bias: [Option<&'a Buffer<f32>>; 3],
+    /// Weights of a norm of every head of q and of k, `[C]`.
+    pub norm: [Option<&'a Buffer<f32>>; 2],
+    /// Of the norms.
+    pub eps: f32,
+    /// Rope of q and k.
+    pub angles: Option<Angles<'a>>,
+    /// Of q and k.
+    pub rotation_k: Rotation,
+    /// Of v.
+    pub rotation_v: Rotation,
+}
+
 /// The kernels for one shape of cache and number of query heads.
 #[derive(Debug)]
 pub struct Attention {
@@ -65,7 +86,10 @@ pub struct Attention {
     grid: usize,
     shared_bytes: usize,
     append: Kernel,
+    turn: Kernel,
     fold: Kernel,
+    /// Counts of the fold's thread blocks, zero between launches.
+    done: Buffer<u32>,
     prefill: Prefill,
 }
 
@@ -99,6 +123,9 @@ impl Attention {
         let by_registers = if together * width <= 28 { 4 } else { 3 };
         let by_shared = properties.shared_bytes / (shared_bytes + SHARED_RESERVED);
         let others = Module::load_for(device, "attention", compute)?;
+        let stream = device.stream()?;
+        let done = Buffer::zeroed(&stream, heads)?;
+        stream.synchronise()?;
         Ok(Self {
             shape,
             heads,
@@ -106,6 +133,8 @@ impl Attention {
             grid: properties.multiprocessors * by_registers.min(by_shared).max(1),
             shared_bytes,
             append: others.kernel("append")?,
+            turn: others.kernel("turn")?,
+            done,
             fold: others.kernel("fold")?,
             prefill: Prefill::new(device, compute, &shape)?,
         })
@@ -167,6 +196,86 @@ impl Attention {
         }
     }
 
+    /// Turns `q` `[T, H, C]`, `k` `[T, K, C]`, `v` `[T, K, C]`, as [`Ops::heads`](crate::ops::Ops::heads) does, all in one launch. In
+    /// place; with `append`, for one token only, `k` and `v` go to the cell at the position, as by [`Attention::append`], and the buffers
+    /// keep what they had.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn turn(
+        &self,
+        stream: &Stream,
+        start: Start,
+        tokens: usize,
+        q: &mut Buffer<f32>,
+        k: &mut Buffer<f32>,
+        v: &mut Buffer<f32>,
+        how: &Turn<'_>,
+        append: Option<(&Table, &Buffer<u32>)>,
+    ) -> Result<(), Error> {
+        const OP: &str = "turn";
+        let (shape, heads) = (&self.shape, self.heads);
+        let KvShape { c_k, c_v, .. } = *shape;
+        at_least(OP, "queries", q.len(), tokens * heads * c_k)?;
+        at_least(OP, "K", k.len(), tokens * shape.heads * c_k)?;
+        at_least(OP, "V", v.len(), tokens * shape.heads * c_v)?;
+        for (rotation, c) in [(how.rotation_k, c_k), (how.rotation_v, c_v)] {
+            if rotation == Rotation::Hadamard && !c.is_power_of_two() {
+                length(OP, "head size to be rotated", c, c.next_power_of_two())?;
+            }
+        }
+        let rope = rope_args(OP, how.angles.as_ref(), tokens, c_k)?;
+        let list = match append {
+            None => [Arg::NULL; 3],
+            Some((table, position)) => {
+                length(OP, "tokens that are appended", tokens, 1)?;
+                at_least(OP, "position", position.len(), 1)?;
+                [
+                    Arg::from(&table.entries),
+                    (&table.count).into(),
+                    position.into(),
+                ]
+            }
+        };
+        if tokens == 0 {
+            return Ok(());
+        }
+        let all = heads + 2 * shape.heads;
+        let rotates = |rotation| Arg::from(i32::from(rotation == Rotation::Hadamard));
+        let args = [
+            Arg::from(q),
+            Arg::from(k),
+            Arg::from(v),
+            optional(OP, "bias", how.bias[0], heads * c_k)?,
+            optional(OP, "bias", how.bias[1], shape.heads * c_k)?,
+            optional(OP, "bias", how.bias[2], shape.heads * c_v)?,
+            optional(OP, "weights", how.norm[0], c_k)?,
+            optional(OP, "weights", how.norm[1], c_k)?,
+            rope.cos,
+            rope.sin,
+            rope.position,
+            int(tokens),
+            int(heads),
+            int(shape.heads),
+            int(c_k),
+            int(c_v),
+            rope.pairs,
+            rope.halves,
+            Arg::from(how.eps),
+            rotates(how.rotation_k),
+            rotates(how.rotation_v),
+            list[0],
+            list[1],
+            list[2],
+            int(shape.type_k as usize),
+            int(shape.type_v as usize),
+        ];
+        let warps = THREADS_TURN / 32;
+        let launch = Launch::new((tokens * all).div_ceil(warps), THREADS_TURN)
+            .shared(4 * warps * c_k.max(c_v))
+            .start(start);
+        // SAFETY: as the kernel takes them; lengths are checked, the table's blocks are vouched for by who set it.
+        unsafe { self.turn.launch(stream, launch, &args) }
+    }
+
     /// Leaves the partial results of the token at `position`, `q` `[H, C]`, over the blocks of `table`.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn decode(
@@ -222,6 +331,27 @@ impl Attention {
         sinks: Option<&Buffer<f32>>,
         out: &mut Buffer<f32>,
     ) -> Result<(), Error> {
+        let none = Rotation::None;
+        self.fold_to(
+            stream, start, parts, partials, groups, sinks, out, none, None,
+        )
+    }
+
+    /// [`Attention::fold`], then `rotation` of every head of `out`; and its values in blocks of some size, in one pass or two, as
+    /// [`Quantiser::quantise`](crate::Quantiser::quantise) makes them. Folds of one [`Attention`] do not run side by side.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn fold_to(
+        &self,
+        stream: &Stream,
+        start: Start,
+        parts: &Parts,
+        partials: &Partials,
+        groups: Option<&Partials>,
+        sinks: Option<&Buffer<f32>>,
+        out: &mut Buffer<f32>,
+        rotation: Rotation,
+        blocks: Option<(&mut Acts, usize, Passes)>,
+    ) -> Result<(), Error> {
         let (shape, heads) = (&self.shape, self.heads);
         let one = heads * (2 + shape.c_v);
         at_least("fold", "outputs", out.len(), heads * shape.c_v)?;
@@ -236,6 +366,27 @@ impl Attention {
         if let Some(sinks) = sinks {
             at_least("fold", "sinks", sinks.len(), heads)?;
         }
+        let c = shape.c_v;
+        let hadamard = rotation == Rotation::Hadamard;
+        if hadamard && !c.is_power_of_two() {
+            length("fold", "head size to be rotated", c, c.next_power_of_two())?;
+        }
+        let (written, block) = match blocks {
+            None => (Written::NONE, 0),
+            Some((acts, block, passes)) => {
+                let shape = Shape {
+                    tokens: 1,
+                    k: heads * c,
+                    block,
+                    passes,
+                };
+                (acts.written("fold", shape)?, block)
+            }
+        };
+        // Heads that are whole blocks together.
+        let unit = (1..=heads)
+            .find(|u| block == 0 || (u * c).is_multiple_of(block))
+            .unwrap_or(heads);
         let args = [
             Arg::from(&partials.buffer),
             groups.map_or(Arg::from(0u64), |g| Arg::from(&g.buffer)),
@@ -244,9 +395,18 @@ impl Attention {
             sinks.map_or(Arg::from(0u64), Arg::from),
             Arg::from(out),
             int(heads),
-            int(shape.c_v),
+            int(c),
+            int(usize::from(hadamard)),
+            int(block),
+            int(unit),
+            Arg::from(&self.done),
+            written.q,
+            written.meta,
+            written.d,
+            written.s16,
+            written.passes,
         ];
-        let grid = [heads, shape.c_v.div_ceil(32), 1].map(|n| n as u32);
+        let grid = [heads, c.div_ceil(32), 1].map(|n| n as u32);
         // SAFETY: as the kernel takes them; lengths are checked.
         unsafe {
             self.fold

@@ -1,5 +1,8 @@
 //! Element-wise operations and small reductions, with the CPU's bits: norms, rope, gated activations, additions.
 
+use quant::act::{BLOCK32, BLOCK256, Passes};
+
+use crate::acts::{Acts, Shape, Written};
 use crate::device::Device;
 use crate::error::{Error, length};
 use crate::kernel::{Arg, Kernel, Launch, Module, Start};
@@ -13,8 +16,17 @@ const THREADS: usize = 256;
 /// Nothing to add.
 const NO_DELTA: [Arg; 4] = [Arg::NULL; 4];
 
-/// The longest row of a norm: it lies in shared memory (48 KiB without asking, less a factor).
+/// The longest row of a norm: it and the weights lie in shared memory, of which every supported device has 99 KiB.
 pub const WIDTH_MAX: usize = 12 * 1024 - 16;
+
+/// Threads of a thread block that turns the heads of q, k and v.
+pub(crate) const THREADS_TURN: usize = 128;
+
+/// Threads of a norm's thread block at most.
+const NORM_THREADS_MAX: usize = 1024;
+
+/// Threads of a thread block that gates and quantises: few, so that one token's values are spread over the device.
+const GATED_THREADS: usize = 128;
 
 /// The function that a gated feed-forward applies to its gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +57,17 @@ pub struct Delta<'a> {
     pub bias: Option<&'a Buffer<f32>>,
     /// Weights of the norm that it passes before it is added, `[D]`.
     pub norm: Option<&'a Buffer<f32>>,
+}
+
+/// What is made of a norm's result `[T, D]`, in the launch that computes it.
+#[derive(Debug, Default)]
+pub struct Normed<'a> {
+    /// The values.
+    pub row: Option<&'a mut Buffer<f32>>,
+    /// Blocks of 32, and rows of codes a token.
+    pub blocks32: Option<(&'a mut Acts, Passes)>,
+    /// Blocks of 256, and rows of codes a token.
+    pub blocks256: Option<(&'a mut Acts, Passes)>,
 }
 
 /// Cosines and sines, `[positions, pairs]`.
@@ -91,6 +114,8 @@ pub struct Ops {
     residual_norm: Kernel,
     heads: Kernel,
     gated: Kernel,
+    gated_32: Kernel,
+    gated_256: Kernel,
     add: Kernel,
     soft_cap: Kernel,
     scale: Kernel,
@@ -100,10 +125,14 @@ impl Ops {
     /// Loads the kernels.
     pub fn new(device: &Device, target: Target) -> Result<Self, Error> {
         let module = Module::load_for(device, "ops", target.compute(device))?;
+        let residual_norm = module.kernel("residual_norm")?;
+        residual_norm.allow_shared(2 * 4 * WIDTH_MAX)?;
         Ok(Self {
-            residual_norm: module.kernel("residual_norm")?,
+            residual_norm,
             heads: module.kernel("heads")?,
             gated: module.kernel("gated")?,
+            gated_32: module.kernel("gated_32")?,
+            gated_256: module.kernel("gated_256")?,
             add: module.kernel("add")?,
             soft_cap: module.kernel("soft_cap")?,
             scale: module.kernel("scale")?,
@@ -124,21 +153,39 @@ impl Ops {
         w: Option<&Buffer<f32>>,
         out: Option<&mut Buffer<f32>>,
     ) -> Result<(), Error> {
+        let out = Normed {
+            row: out,
+            ..Normed::default()
+        };
+        self.residual_norm_to(stream, start, tokens, width, eps, x, delta, w, out)
+    }
+
+    /// [`Ops::residual_norm`], whose result is quantised as well, as [`Quantiser::quantise`](crate::Quantiser::quantise) does.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn residual_norm_to(
+        &self,
+        stream: &Stream,
+        start: Start,
+        tokens: usize,
+        width: usize,
+        eps: f32,
+        x: &mut Buffer<f32>,
+        delta: Option<Delta<'_>>,
+        w: Option<&Buffer<f32>>,
+        out: Normed<'_>,
+    ) -> Result<(), Error> {
         let (op, n) = ("residual_norm", tokens * width);
         at_least(op, "x", x.len(), n)?;
         let delta = match &delta {
             None => NO_DELTA,
             Some(delta) => [
-                some(op, "delta", Some(delta.first), n)?,
-                some(op, "second pass", delta.second, n)?,
-                some(op, "bias", delta.bias, width)?,
-                some(op, "weights of the delta", delta.norm, width)?,
+                optional(op, "delta", Some(delta.first), n)?,
+                optional(op, "second pass", delta.second, n)?,
+                optional(op, "bias", delta.bias, width)?,
+                optional(op, "weights of the delta", delta.norm, width)?,
             ],
         };
-        let (w, out) = (
-            some(op, "weights", w, width)?,
-            some(op, "outputs", out.as_deref(), n)?,
-        );
+        let w = optional(op, "weights", w, width)?;
         // SAFETY: lengths are checked.
         unsafe {
             self.rows(
@@ -168,12 +215,29 @@ impl Ops {
         w: &Buffer<f32>,
         out: &mut Buffer<f32>,
     ) -> Result<(), Error> {
-        let (op, n) = ("norm", tokens * width);
-        at_least(op, "x", x.len(), n)?;
-        let (w, out) = (
-            some(op, "weights", Some(w), width)?,
-            some(op, "outputs", Some(&*out), n)?,
-        );
+        let out = Normed {
+            row: Some(out),
+            ..Normed::default()
+        };
+        self.norm_to(stream, start, tokens, width, eps, x, w, out)
+    }
+
+    /// [`Ops::norm`], whose result is quantised as well.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn norm_to(
+        &self,
+        stream: &Stream,
+        start: Start,
+        tokens: usize,
+        width: usize,
+        eps: f32,
+        x: &Buffer<f32>,
+        w: &Buffer<f32>,
+        out: Normed<'_>,
+    ) -> Result<(), Error> {
+        let op = "norm";
+        at_least(op, "x", x.len(), tokens * width)?;
+        let w = optional(op, "weights", Some(w), width)?;
         let x = Arg::from(x);
         // SAFETY: lengths are checked; without a delta `x` is only read.
         unsafe { self.rows(stream, start, tokens, width, eps, x, NO_DELTA, w, out) }
@@ -194,17 +258,53 @@ impl Ops {
         x: Arg,
         [first, second, bias, norm]: [Arg; 4],
         w: Arg,
-        out: Arg,
+        out: Normed<'_>,
     ) -> Result<(), Error> {
+        const OP: &str = "norm";
         if width > WIDTH_MAX {
-            length("norm", "width", width, WIDTH_MAX)?;
+            length(OP, "width", width, WIDTH_MAX)?;
         }
+        let row = optional(OP, "outputs", out.row.as_deref(), tokens * width)?;
+        let written = |to: Option<(&mut Acts, Passes)>, block| match to {
+            None => Ok(Written::NONE),
+            Some((acts, passes)) => acts.written(
+                OP,
+                Shape {
+                    tokens,
+                    k: width,
+                    block,
+                    passes,
+                },
+            ),
+        };
+        let blocks32 = written(out.blocks32, BLOCK32)?;
+        let blocks256 = written(out.blocks256, BLOCK256)?;
         if tokens == 0 {
             return Ok(());
         }
-        let (d, eps) = (Arg::from(width as i32), Arg::from(eps));
-        let args = [x, first, second, bias, norm, w, out, d, eps];
-        let launch = Launch::new(tokens, THREADS).shared(4 * width).start(start);
+        let args = [
+            x,
+            first,
+            second,
+            bias,
+            norm,
+            w,
+            row,
+            Arg::from(width as i32),
+            Arg::from(eps),
+            blocks32.q,
+            blocks32.meta,
+            blocks32.passes,
+            blocks256.q,
+            blocks256.d,
+            blocks256.s16,
+            blocks256.passes,
+        ];
+        // Two pieces of 4 values a thread.
+        let threads = width.div_ceil(8).next_multiple_of(32);
+        let launch = Launch::new(tokens, threads.clamp(128, NORM_THREADS_MAX))
+            .shared(2 * 4 * width)
+            .start(start);
         // SAFETY: the caller's promise.
         unsafe { self.residual_norm.launch(stream, launch, &args) }
     }
@@ -231,33 +331,19 @@ impl Ops {
         if hadamard && !c.is_power_of_two() {
             length(op, "head size to be rotated", c, c.next_power_of_two())?;
         }
-        let pairs = what.angles.map_or(0, |a| a.pairs);
-        at_least(op, "head size", c, 2 * pairs)?;
-        let (mut cos, mut sin, mut position) = (Arg::from(0u64), Arg::from(0u64), Arg::from(0u64));
-        let mut halves = 0;
-        if let Some(angles) = &what.angles {
-            // With a position in device memory its row is the caller's affair: the host does not know it.
-            let rows = if angles.position.is_some() { 1 } else { tokens };
-            cos = some(op, "cosines", Some(angles.cos), rows * pairs)?;
-            sin = some(op, "sines", Some(angles.sin), rows * pairs)?;
-            if let Some(p) = angles.position {
-                at_least(op, "position", p.len(), 1)?;
-                position = Arg::from(p);
-            }
-            halves = i32::from(angles.which == RopePairs::Halves);
-        }
+        let rope = rope_args(op, what.angles.as_ref(), tokens, c)?;
         let args = [
             Arg::from(x),
-            some(op, "bias", what.bias, count * c)?,
-            some(op, "weights", what.norm, c)?,
-            cos,
-            sin,
-            position,
+            optional(op, "bias", what.bias, count * c)?,
+            optional(op, "weights", what.norm, c)?,
+            rope.cos,
+            rope.sin,
+            rope.position,
             Arg::from(tokens as i32),
             Arg::from(count as i32),
             Arg::from(c as i32),
-            Arg::from(pairs as i32),
-            Arg::from(halves),
+            rope.pairs,
+            rope.halves,
             Arg::from(eps),
             Arg::from(i32::from(hadamard)),
         ];
@@ -292,6 +378,48 @@ impl Ops {
             Arg::from(n as u64),
         ];
         self.each(stream, start, &self.gated, n, &args)
+    }
+
+    /// [`Ops::gated`] of `[T, K]`, quantised, as [`Quantiser::quantise`](crate::Quantiser::quantise) does. `gate` holds the result
+    /// only if it `is_kept`.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn gated_to(
+        &self,
+        stream: &Stream,
+        start: Start,
+        f: Gate,
+        gate: &mut Buffer<f32>,
+        up: &Buffer<f32>,
+        is_kept: bool,
+        shape: Shape,
+        acts: &mut Acts,
+    ) -> Result<(), Error> {
+        let op = "gated";
+        let n = shape.tokens.saturating_mul(shape.k);
+        at_least(op, "gates", gate.len(), n)?;
+        at_least(op, "ups", up.len(), n)?;
+        let to = acts.written(op, shape)?;
+        if n == 0 {
+            return Ok(());
+        }
+        let f = i32::from(f == Gate::Gelu);
+        let first = [
+            Arg::from(gate),
+            up.into(),
+            f.into(),
+            i32::from(is_kept).into(),
+            to.q,
+        ];
+        let last = [Arg::from(shape.k as i32), to.passes];
+        let (kernel, args) = if shape.block == BLOCK32 {
+            (&self.gated_32, [&first, &[to.meta][..], &last].concat())
+        } else {
+            let args = [&first, &[to.d, to.s16][..], &last].concat();
+            (&self.gated_256, args)
+        };
+        let launch = shape.launch(GATED_THREADS).start(start);
+        // SAFETY: as the kernels take them; lengths are checked.
+        unsafe { kernel.launch(stream, launch, &args) }
     }
 
     /// `x += y`, both `[T, D]`.
@@ -389,8 +517,53 @@ impl Ops {
     }
 }
 
+/// A rope as kernels take it.
+pub(crate) struct RopeArgs {
+    pub(crate) cos: Arg,
+    pub(crate) sin: Arg,
+    pub(crate) position: Arg,
+    pub(crate) pairs: Arg,
+    pub(crate) halves: Arg,
+}
+
+/// A rope of heads of `c` values; none: no pairs.
+pub(crate) fn rope_args(
+    op: &'static str,
+    angles: Option<&Angles<'_>>,
+    tokens: usize,
+    c: usize,
+) -> Result<RopeArgs, Error> {
+    let Some(angles) = angles else {
+        return Ok(RopeArgs {
+            cos: Arg::NULL,
+            sin: Arg::NULL,
+            position: Arg::NULL,
+            pairs: Arg::NULL,
+            halves: Arg::NULL,
+        });
+    };
+    let pairs = angles.pairs;
+    at_least(op, "head size", c, 2 * pairs)?;
+    // With a position in device memory its row is the caller's affair: the host does not know it.
+    let rows = if angles.position.is_some() { 1 } else { tokens };
+    let position = match angles.position {
+        None => Arg::NULL,
+        Some(position) => {
+            at_least(op, "position", position.len(), 1)?;
+            Arg::from(position)
+        }
+    };
+    Ok(RopeArgs {
+        cos: optional(op, "cosines", Some(angles.cos), rows * pairs)?,
+        sin: optional(op, "sines", Some(angles.sin), rows * pairs)?,
+        position,
+        pairs: Arg::from(pairs as i32),
+        halves: Arg::from(i32::from(angles.which == RopePairs::Halves)),
+    })
+}
+
 /// An operand that may be absent: null.
-fn some(
+pub(crate) fn optional(
     op: &'static str,
     what: &'static str,
     buffer: Option<&Buffer<f32>>,

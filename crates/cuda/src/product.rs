@@ -3,6 +3,9 @@
 //! A format's kernels are a module of their own, so that a model compiles only what it uses.
 
 mod cut;
+mod step;
+
+pub use step::StepRecord;
 
 use gguf::TensorType;
 use quant::formats::{self, Class};
@@ -15,7 +18,7 @@ use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
 use crate::stream::Stream;
 use crate::weights::Weights;
-use cut::{ActsWay, FewCut, FloatCut, ManyCut, Room, TILES_PER_BLOCK};
+use cut::{ActsWay, FewCut, FloatCut, ManyCut, Room};
 
 /// Columns that the kernels for few take.
 pub const FEW_MAX: usize = 16;
@@ -23,12 +26,27 @@ pub const FEW_MAX: usize = 16;
 /// Tokens up to which float weights are read again for every four.
 const FLOAT_FEW_MAX: usize = 32;
 
+/// Matrices that one launch multiplies.
+pub const TOGETHER_MAX: usize = 3;
+
+/// A matrix, and what its product with the activations goes to.
+#[derive(Debug)]
+pub struct Output<'a> {
+    /// `[N, K]`.
+    pub w: &'a Weights,
+    /// Added to every token's product, `[N]`.
+    pub bias: Option<&'a Buffer<f32>>,
+    /// `[T, N]`.
+    pub y: &'a mut Buffer<f32>,
+}
+
 /// The products of one format.
 #[derive(Debug)]
 pub struct Product {
     ty: TensorType,
     kernels: Kernels,
     decode: Kernel,
+    begin: Kernel,
 }
 
 #[derive(Debug)]
@@ -107,6 +125,7 @@ impl Product {
                     many: kernel("gemm")?,
                 },
                 decode: kernel("decode")?,
+                begin: kernel("begin")?,
             });
         }
         let module = Module::load_for(device, &format!("product_{name}"), compute)?;
@@ -136,6 +155,7 @@ impl Product {
                 narrow: many("gemm_narrow", ManyCut::narrow(ty))?,
             },
             decode: module.kernel("decode")?,
+            begin: module.kernel("begin")?,
         })
     }
 
@@ -161,20 +181,18 @@ impl Product {
             });
         };
         self.check(OP, w)?;
+        self.check_acts(OP, w, acts)?;
         let shape = acts.shape();
-        length(OP, "K of the activations", shape.k, w.k())?;
-        length(
-            OP,
-            "block of the activations",
-            shape.block,
-            act_block(self.ty).unwrap_or(0),
-        )?;
         room(OP, "values of y", y.len(), shape.tokens * w.n())?;
         let columns = shape.columns();
         if columns == 0 || w.n() == 0 {
             return Ok(());
         }
-        let mut args = vec![
+        if columns <= FEW_MAX {
+            let bias = None;
+            return self.few(stream, start, acts, few, &mut [Output { w, bias, y }]);
+        }
+        let args = [
             Arg::from(w.data()),
             (&acts.q).into(),
             (&acts.meta).into(),
@@ -186,32 +204,108 @@ impl Product {
             (columns as i32).into(),
             (shape.passes.count() as i32).into(),
         ];
-        if columns > FEW_MAX {
-            let multiprocessors = stream.device().properties().multiprocessors;
-            let work = |many: &Many| many.cut.work(w.n(), columns, multiprocessors);
-            let Many { kernel, cut } = if work(narrow) < work(wide) {
-                narrow
-            } else {
-                wide
-            };
-            let launch = Launch::grid(cut.grid(w.n(), columns), [cut.threads as u32, 1, 1])
-                .shared(cut.shared_bytes)
-                .start(start);
-            // SAFETY: the arguments are those of `gemm_*`; the lengths of all buffers were checked, and both operands have the
-            // slack behind them that the kernel may read.
-            return unsafe { kernel.launch(stream, launch, &args) };
+        let multiprocessors = stream.device().properties().multiprocessors;
+        let work = |many: &Many| many.cut.work(w.n(), columns, multiprocessors);
+        let Many { kernel, cut } = if work(narrow) < work(wide) {
+            narrow
+        } else {
+            wide
+        };
+        let launch = Launch::grid(cut.grid(w.n(), columns), [cut.threads as u32, 1, 1])
+            .shared(cut.shared_bytes)
+            .start(start);
+        // SAFETY: the arguments are those of `gemm_*`; the lengths of all buffers were checked, and both operands have the
+        // slack behind them that the kernel may read.
+        unsafe { kernel.launch(stream, launch, &args) }
+    }
+
+    /// Products of the same activations, up to [`FEW_MAX`] columns, with up to [`TOGETHER_MAX`] matrices, in one launch.
+    ///
+    /// # Errors
+    /// If there are more of either, or the matrices are not all of this format and of the activations' K.
+    pub fn together(
+        &self,
+        stream: &Stream,
+        start: Start,
+        acts: &Acts,
+        outputs: &mut [Output<'_>],
+    ) -> Result<(), Error> {
+        const OP: &str = "products";
+        let Kernels::Quantised { few, .. } = &self.kernels else {
+            return Err(Error::Format {
+                op: "product of quantised activations",
+                format: self.ty.name(),
+            });
+        };
+        let over = |found: usize, most: usize| found.saturating_sub(most);
+        let columns = acts.shape().columns();
+        length(OP, "columns over the limit", over(columns, FEW_MAX), 0)?;
+        let matrices = outputs.len();
+        length(
+            OP,
+            "matrices over the limit",
+            over(matrices, TOGETHER_MAX),
+            0,
+        )?;
+        for output in outputs.iter() {
+            let (n, tokens) = (output.w.n(), acts.shape().tokens);
+            self.check(OP, output.w)?;
+            self.check_acts(OP, output.w, acts)?;
+            room(OP, "values of y", output.y.len(), tokens * n)?;
+            if let Some(bias) = output.bias {
+                room(OP, "bias", bias.len(), n)?;
+            }
         }
+        let rows: usize = outputs.iter().map(|output| output.w.n()).sum();
+        if columns == 0 || rows == 0 {
+            return Ok(());
+        }
+        self.few(stream, start, acts, few, outputs)
+    }
+
+    /// The launch of [`Product::together`], whose operands are checked.
+    fn few(
+        &self,
+        stream: &Stream,
+        start: Start,
+        acts: &Acts,
+        few: &[Few; 3],
+        outputs: &mut [Output<'_>],
+    ) -> Result<(), Error> {
+        let shape = acts.shape();
+        let columns = shape.columns();
         let few = match columns {
             1 => &few[0],
             2..=8 => &few[1],
             _ => &few[2],
         };
+        let tiles = outputs.iter().map(|output| output.w.tiles()).sum();
         let room = Room::of(stream.device().properties(), few.registers);
-        let cut = FewCut::of(self.ty, w.tiles(), w.k(), columns, few.acts, &room);
+        let cut = FewCut::of(self.ty, tiles, shape.k, columns, few.acts, &room);
         let over = cut.shared_bytes.saturating_sub(room.shared_bytes_block);
-        length(OP, "bytes of shared memory over the limit", over, 0)?;
-        args.push((TILES_PER_BLOCK as i32).into());
-        let launch = Launch::new(w.tiles().div_ceil(TILES_PER_BLOCK), cut.warps * 32)
+        length("product", "bytes of shared memory over the limit", over, 0)?;
+        // [what][matrix]
+        let mut of = [[Arg::NULL; TOGETHER_MAX]; 4];
+        for (m, output) in outputs.iter_mut().enumerate() {
+            of[0][m] = output.w.data().into();
+            of[1][m] = (&mut *output.y).into();
+            of[2][m] = output.bias.map_or(Arg::NULL, Arg::from);
+            of[3][m] = (output.w.n() as i32).into();
+        }
+        let last: [Arg; 7] = [
+            (&acts.q).into(),
+            (&acts.meta).into(),
+            (&acts.d).into(),
+            (&acts.s16).into(),
+            (shape.k as i32).into(),
+            (columns as i32).into(),
+            (shape.passes.count() as i32).into(),
+        ];
+        let mut args = [Arg::NULL; 4 * TOGETHER_MAX + 7];
+        for (to, from) in args.iter_mut().zip(of.as_flattened().iter().chain(&last)) {
+            *to = *from;
+        }
+        let launch = Launch::new(tiles, cut.warps * 32)
             .shared(cut.shared_bytes)
             .start(start);
         // SAFETY: the arguments are those of `gemv_*`; the lengths of all buffers were checked.
@@ -291,10 +385,6 @@ impl Product {
         if tokens == 0 || w.k() == 0 {
             return Ok(());
         }
-        let threads = match self.kernels {
-            Kernels::Quantised { .. } => w.k() / 8,
-            Kernels::Float { .. } => w.k(),
-        };
         let args = [
             Arg::from(w.data()),
             ids.into(),
@@ -302,10 +392,69 @@ impl Product {
             (w.n() as i32).into(),
             (w.k() as i32).into(),
         ];
-        let grid = [threads.div_ceil(128) as u32, tokens as u32, 1];
-        let launch = Launch::grid(grid, [128, 1, 1]).start(start);
+        let launch = self.launch_rows(w.k(), tokens).start(start);
         // SAFETY: the arguments are those of `decode`; the lengths were checked, and the kernel checks the ids.
         unsafe { self.decode.launch(stream, launch, &args) }
+    }
+
+    /// What a step of one token begins with, without a copy by the host: the position and the angles that `step` has when the kernel runs
+    /// are copied to device memory, and `y[K]` is the row of the token's id, decoded, times `factor`. An id that is not a row
+    /// gives NaN.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn begin(
+        &self,
+        stream: &Stream,
+        start: Start,
+        w: &Weights,
+        step: &StepRecord,
+        factor: f32,
+        position: &mut Buffer<u32>,
+        angles: [Option<[&mut Buffer<f32>; 2]>; 2],
+        y: &mut Buffer<f32>,
+    ) -> Result<(), Error> {
+        const OP: &str = "begin";
+        self.check(OP, w)?;
+        room(OP, "position", position.len(), 1)?;
+        room(OP, "values of y", y.len(), w.k())?;
+        let mut to = [Arg::NULL; 4];
+        for (i, (angles, pairs)) in angles.into_iter().zip(step.pairs).enumerate() {
+            match angles {
+                None => length(OP, "pairs of angles that go nowhere", pairs, 0)?,
+                Some([cos, sin]) => {
+                    room(OP, "cosines", cos.len(), pairs)?;
+                    room(OP, "sines", sin.len(), pairs)?;
+                    to[2 * i..2 * i + 2].copy_from_slice(&[cos.into(), sin.into()]);
+                }
+            }
+        }
+        let [cos0, sin0, cos1, sin1] = to;
+        let args = [
+            Arg::from(w.data()),
+            step.record.address().into(),
+            position.into(),
+            cos0,
+            sin0,
+            cos1,
+            sin1,
+            (step.pairs[0] as i32).into(),
+            (step.pairs[1] as i32).into(),
+            y.into(),
+            (w.n() as i32).into(),
+            (w.k() as i32).into(),
+            factor.into(),
+        ];
+        let launch = self.launch_rows(w.k(), 1).start(start);
+        // SAFETY: the arguments are those of `begin`; the lengths were checked, and the kernel checks the id.
+        unsafe { self.begin.launch(stream, launch, &args) }
+    }
+
+    fn launch_rows(&self, k: usize, tokens: usize) -> Launch {
+        let threads = match self.kernels {
+            Kernels::Quantised { .. } => k / 8,
+            Kernels::Float { .. } => k,
+        };
+        let grid = [threads.div_ceil(128) as u32, tokens as u32, 1];
+        Launch::grid(grid, [128, 1, 1])
     }
 
     /// Registers a thread and bytes of spills of each kernel, for reports.
@@ -323,6 +472,13 @@ impl Product {
         all.into_iter()
             .map(|(name, kernel)| Ok((name, kernel.registers()?, kernel.spilled_bytes()?)))
             .collect()
+    }
+
+    fn check_acts(&self, op: &'static str, w: &Weights, acts: &Acts) -> Result<(), Error> {
+        let shape = acts.shape();
+        length(op, "K of the activations", shape.k, w.k())?;
+        let block = act_block(self.ty).unwrap_or(0);
+        length(op, "block of the activations", shape.block, block)
     }
 
     fn check(&self, op: &'static str, w: &Weights) -> Result<(), Error> {

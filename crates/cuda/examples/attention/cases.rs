@@ -2,13 +2,16 @@
 
 use cpu::attention as want;
 use cpu::isa::Isa;
+use cpu::ops;
 use cpu::pool::{Pinning, Pool};
 use cuda::attention::{
     Attention, CELLS, GROUP, KvBlock, KvShape, KvType, Params, Part, Partials, Parts, Table,
 };
+use cuda::ops::Rotation;
 use cuda::product::Target;
-use cuda::selftest::Row;
-use cuda::{Buffer, Device, Stream};
+use cuda::selftest::{Row, compare_acts};
+use cuda::{Acts, Buffer, Device, Stream};
+use quant::act::Passes;
 
 use crate::{Failure, START, row, values};
 
@@ -28,7 +31,7 @@ pub struct Case {
     blocks: Vec<cpu::mem::Buffer<u8>>,
 }
 
-fn cpu_type(ty: KvType) -> want::KvType {
+pub fn cpu_type(ty: KvType) -> want::KvType {
     match ty {
         KvType::F16 => want::KvType::F16,
         KvType::Bf16 => want::KvType::Bf16,
@@ -256,22 +259,11 @@ impl OnDevice {
         }
         let all = self.slab.to_vec(stream)?;
         let bytes = case.shape.block_bytes();
-        let is_nan = |b: &[u8], at: usize| {
-            let two = [b[at & !1], b[at | 1]];
-            half::f16::from_le_bytes(two).is_nan() || half::bf16::from_le_bytes(two).is_nan()
-        };
         let mut row = Row::new("append", types(case), shapes);
         for (i, block) in self.blocks[..case.n / CELLS].iter().enumerate() {
             let got = &all[(block.address() - self.slab.address()) as usize..][..bytes];
             let wanted = &case.blocks[i][..];
-            for at in 0..bytes {
-                let both_nan = got[at] != wanted[at] && is_nan(got, at) && is_nan(wanted, at);
-                let found = if both_nan { wanted[at] } else { got[at] };
-                row.nan += usize::from(both_nan);
-                row.compare_int(found.into(), wanted[at].into(), || {
-                    format!("block {i} byte {at}")
-                });
-            }
+            compare_bytes(got, wanted, &format!("block {i}"), &mut row);
         }
         Ok(Some(row))
     }
@@ -363,6 +355,7 @@ pub fn rows(device: &Device, target: Target, report: &mut dyn FnMut(Row)) -> Res
             decode(&stream, target, &pool, &case, report)?;
         }
     }
+    crate::turn::rows(&stream, target, report)?;
     faulty(&stream, target, report)
 }
 
@@ -481,8 +474,63 @@ fn decode(
         let got = out.to_vec(stream)?;
         let shapes = format!("{}, {kind}", describe(case));
         report(row("decode, fold", types(case), shapes, &got, &wanted));
+        for (rotation, block, passes) in [
+            (Rotation::None, 32, Passes::One),
+            (Rotation::None, 256, Passes::Two),
+            (Rotation::Hadamard, 32, Passes::Two),
+            (Rotation::Hadamard, 256, Passes::One),
+        ] {
+            let c = case.shape.c_v;
+            let rotates = rotation == Rotation::Hadamard;
+            if rotates && !c.is_power_of_two() || !wanted.len().is_multiple_of(block) {
+                continue;
+            }
+            let mut wanted = wanted.clone();
+            if rotates {
+                ops::hadamard_heads(Isa::best(), c, &mut wanted);
+            }
+            out.fill_bytes(stream, 0xff)?;
+            let mut acts = Acts::new(stream, 1, wanted.len())?;
+            attention.fold_to(
+                stream,
+                START,
+                &list,
+                &partials,
+                Some(&of_groups),
+                sinks.as_ref(),
+                &mut out,
+                rotation,
+                Some((&mut acts, block, passes)),
+            )?;
+            let mut row = Row::new(
+                "fold, blocks",
+                format!("{} {rotation:?} {block} {passes:?}", types(case)),
+                describe(case),
+            );
+            compare_acts(stream, &acts, &wanted, &mut row)?;
+            for (i, (found, wanted)) in out.to_vec(stream)?.iter().zip(&wanted).enumerate() {
+                row.compare(*found, *wanted, || format!("value {i}"));
+            }
+            report(row);
+        }
     }
     Ok(())
+}
+
+/// Bytes of a block; NaN halves are equal.
+pub fn compare_bytes(got: &[u8], wanted: &[u8], what: &str, row: &mut Row) {
+    let is_nan = |b: &[u8], at: usize| {
+        let two = [b[at & !1], b[at | 1]];
+        half::f16::from_le_bytes(two).is_nan() || half::bf16::from_le_bytes(two).is_nan()
+    };
+    for at in 0..wanted.len() {
+        let both_nan = got[at] != wanted[at] && is_nan(got, at) && is_nan(wanted, at);
+        let found = if both_nan { wanted[at] } else { got[at] };
+        row.nan += usize::from(both_nan);
+        row.compare_int(found.into(), wanted[at].into(), || {
+            format!("{what}, byte {at}")
+        });
+    }
 }
 
 /// The exponential of the definition, for merges.

@@ -2,10 +2,12 @@
 
 use cpu::isa::Isa;
 use cpu::ops as want;
-use cuda::ops::{Angles, Delta, Gate, Heads, Ops, RopePairs, Rotation};
+use cuda::acts::Shape;
+use cuda::ops::{Angles, Delta, Gate, Heads, Normed, Ops, RopePairs, Rotation};
 use cuda::product::Target;
-use cuda::selftest::Row;
-use cuda::{Buffer, Device, Stream};
+use cuda::selftest::{Row, compare_acts};
+use cuda::{Acts, Buffer, Device, Stream};
+use quant::act::Passes;
 
 use crate::{Failure, START, row, values};
 
@@ -18,6 +20,8 @@ pub fn rows(device: &Device, target: Target, report: &mut dyn FnMut(Row)) -> Res
         (5, 1000),
         (1, 8192),
         (4, 17),
+        (19, 256),
+        (1, 12_000),
     ] {
         residual_norm(&stream, &ops, tokens, width, report)?;
     }
@@ -31,6 +35,56 @@ pub fn rows(device: &Device, target: Target, report: &mut dyn FnMut(Row)) -> Res
         heads(&stream, &ops, tokens, count, c, report)?;
     }
     gates(&stream, &ops, report)?;
+    gated_blocks(&stream, &ops, report)
+}
+
+/// Gated activations that are quantised at once.
+fn gated_blocks(stream: &Stream, ops: &Ops, report: &mut dyn FnMut(Row)) -> Result<(), Failure> {
+    for (i, (tokens, k, block, passes)) in [
+        (1, 13_824, 32, Passes::One),
+        (1, 14_336, 256, Passes::Two),
+        (5, 96, 32, Passes::Two),
+        (11, 768, 256, Passes::One),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let n = tokens * k;
+        let (mut gate, up) = (values(n, 81), values(n, 82));
+        for (at, x) in [(3, f32::NAN), (n / 2, 1e30), (n - 40, f32::INFINITY)] {
+            if i % 2 == 1 {
+                gate[at] = x;
+            }
+        }
+        let (f, of) = [
+            (Gate::Silu, want::Gate::Silu),
+            (Gate::Gelu, want::Gate::Gelu),
+        ][i / 2];
+        for is_kept in [false, true] {
+            let mut wanted = gate.clone();
+            want::gated(Isa::best(), of, &mut wanted, &up);
+            let mut got = Buffer::from_slice(stream, &gate)?;
+            let (up, shape) = (
+                Buffer::from_slice(stream, &up)?,
+                Shape {
+                    tokens,
+                    k,
+                    block,
+                    passes,
+                },
+            );
+            let mut acts = Acts::new(stream, tokens, k)?;
+            ops.gated_to(stream, START, f, &mut got, &up, is_kept, shape, &mut acts)?;
+            let format = format!("{f:?}, blocks of {block}, {passes:?}");
+            let mut row = Row::new("gated", format, format!("{tokens}x{k}"));
+            compare_acts(stream, &acts, &wanted, &mut row)?;
+            let left = if is_kept { &wanted } else { &gate };
+            for (at, (found, wanted)) in got.to_vec(stream)?.iter().zip(left).enumerate() {
+                row.compare(*found, *wanted, || format!("value {at}"));
+            }
+            report(row);
+        }
+    }
     Ok(())
 }
 
@@ -81,8 +135,24 @@ fn residual_norm(
             norm: with_post.then_some(post),
         };
         let w = with_w.then_some(w);
-        let out = Some(&mut got);
-        ops.residual_norm(
+        let mut acts = [
+            Acts::new(stream, tokens, width)?,
+            Acts::new(stream, tokens, width)?,
+        ];
+        let [acts32, acts256] = &mut acts;
+        // Two passes go with a second product here, for no reason.
+        let passes = [Passes::One, Passes::Two];
+        let out = Normed {
+            row: (!width.is_multiple_of(32) || with_w).then_some(&mut got),
+            blocks32: width
+                .is_multiple_of(32)
+                .then_some((acts32, passes[usize::from(with_second)])),
+            blocks256: width
+                .is_multiple_of(256)
+                .then_some((acts256, passes[usize::from(with_bias)])),
+        };
+        let has_row = out.row.is_some();
+        ops.residual_norm_to(
             stream,
             START,
             tokens,
@@ -94,6 +164,15 @@ fn residual_norm(
             out,
         )?;
         let shapes = format!("{tokens}x{width}");
+        for acts in acts.iter().filter(|acts| acts.shape().tokens > 0) {
+            let format = format!("blocks of {}", acts.shape().block);
+            let mut row = Row::new("residual_norm", format, &shapes);
+            compare_acts(stream, acts, &want_out, &mut row)?;
+            report(row);
+        }
+        if !has_row {
+            want_out.fill(f32::NAN);
+        }
         let format = format!(
             "second {with_second} bias {with_bias} post {with_post} w {}",
             w.is_some()

@@ -6,6 +6,7 @@ mod bench;
 mod cases;
 mod elementwise;
 mod prompts;
+mod turn;
 
 use std::process::ExitCode;
 

@@ -17,10 +17,6 @@ const RESERVED_BYTES: usize = 1024;
 /// Bytes on the way that keep a multiprocessor's share of the memory busy.
 const WAY_BYTES: usize = 96 << 10;
 
-/// Tiles a thread block of the kernels for few columns. Two were measured: 2-3 % less time for many rows and one column, but up to 28 % more where
-/// launches overlap.
-pub(super) const TILES_PER_BLOCK: usize = 1;
-
 /// What a device has for a kernel.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Room {
@@ -179,21 +175,19 @@ impl FewCut {
             let held = if rounds > 1 { 2 } else { 1 };
             Self {
                 warps,
-                shared_bytes: warps * (ring + held * acts)
-                    + TILES_PER_BLOCK * chunks * columns * 64,
+                shared_bytes: warps * (ring + held * acts) + chunks * columns * 64,
             }
         };
         let worth = |cut: &Self| {
-            let blocks = tiles.div_ceil(TILES_PER_BLOCK);
             let held = room.blocks(cut.warps, cut.shared_bytes);
             let once = held * room.multiprocessors;
             if once == 0 || cut.shared_bytes > room.shared_bytes_block {
                 return 0.0;
             }
-            let full = if blocks <= once {
+            let full = if tiles <= once {
                 1.0
             } else {
-                blocks as f64 / (blocks.div_ceil(once) * once) as f64
+                tiles as f64 / (tiles.div_ceil(once) * once) as f64
             };
             full * (held * cut.warps * ring).min(WAY_BYTES) as f64
         };

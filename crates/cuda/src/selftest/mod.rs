@@ -2,8 +2,11 @@
 //!
 //! Run by whoever doubts a driver, a card or a change of kernels.
 
+mod acts;
 mod data;
 mod products;
+
+pub use acts::compare_acts;
 
 use gguf::TensorType;
 use quant::formats;

@@ -1,18 +1,19 @@
 //! Activation blocks, products, decoded rows.
 
 use gguf::TensorType;
-use quant::act::{ActRow, BLOCK32, BLOCK256, Passes};
+use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::formats::{self, Class};
 use quant::product::{act_block, dot_float, dot_quantised};
 use quant::tile::TileMatrix;
 
+use super::acts::{columns, compare_acts};
 use super::data::{self, Random};
 use super::{Options, Row};
 use crate::acts::{Acts, Quantiser, Shape};
 use crate::error::Error;
 use crate::kernel::Start;
 use crate::memory::Buffer;
-use crate::product::{FEW_MAX, Product};
+use crate::product::{FEW_MAX, Output, Product, StepRecord};
 use crate::stream::Stream;
 use crate::weights::Weights;
 
@@ -31,18 +32,6 @@ const FEW: [(usize, Passes); 8] = [
     (8, Passes::Two),
 ];
 const MANY: [(usize, Passes); 3] = [(17, Passes::One), (43, Passes::Two), (150, Passes::One)];
-
-/// The codes of tokens, column by column, as the definition has them.
-fn columns(x: &[f32], k: usize, block: usize, passes: Passes) -> Vec<ActRow> {
-    let mut columns = Vec::new();
-    for token in x.chunks_exact(k) {
-        let first = ActRow::new(token, block);
-        let second = (passes == Passes::Two).then(|| first.second(token));
-        columns.push(first);
-        columns.extend(second);
-    }
-    columns
-}
 
 /// The activation kernels against `quant::act`.
 pub(super) fn activations(
@@ -70,63 +59,10 @@ pub(super) fn activations(
                 let mut acts = Acts::new(stream, tokens, k)?;
                 let input = Buffer::from_slice(stream, &x)?;
                 quantiser.quantise(stream, Start::After, &input, shape, &mut acts)?;
-                compare_activations(stream, &acts, &columns(&x, k, block, passes), &mut row)?;
+                compare_acts(stream, &acts, &x, &mut row)?;
             }
         }
         done(row);
-    }
-    Ok(())
-}
-
-/// Reads what the kernel wrote as `product.cuh` does.
-fn compare_activations(
-    stream: &Stream,
-    acts: &Acts,
-    wanted: &[ActRow],
-    row: &mut Row,
-) -> Result<(), Error> {
-    let Shape { k, block, .. } = acts.shape();
-    let (q, meta) = (acts.q.to_vec(stream)?, acts.meta.to_vec(stream)?);
-    let (d, s16) = (acts.d.to_vec(stream)?, acts.s16.to_vec(stream)?);
-    let int = |bytes: &[u8], at: usize| {
-        i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-    };
-    let float = |bytes: &[u8], at: usize| f32::from_bits(int(bytes, at) as u32);
-    for (c, wanted) in wanted.iter().enumerate() {
-        let (group, gid) = (c / 8, c % 8);
-        for (i, code) in wanted.q.iter().enumerate() {
-            let (run, word) = (i / 32, i % 32 / 4);
-            let lane = gid * 4 + word % 4;
-            let at = (((group * (k / 32) + run) * 32 + lane) * 2 + word / 4) * 4 + i % 4;
-            row.compare_int(i32::from(q[at] as i8), i32::from(*code), || {
-                format!("column {c}, code {i}")
-            });
-        }
-        for (b, scale) in wanted.d.iter().enumerate() {
-            let at = (group * (k / block) + b) * 8 + gid;
-            let codes = &wanted.q[b * block..(b + 1) * block];
-            let sum = |codes: &[i8]| codes.iter().map(|&q| i32::from(q)).sum::<i32>();
-            if block == BLOCK32 {
-                row.compare(float(&meta, at * 8 + 4), *scale, || {
-                    format!("column {c}, scale {b}")
-                });
-                row.compare_int(int(&meta, at * 8), sum(codes), || {
-                    format!("column {c}, sum {b}")
-                });
-                continue;
-            }
-            row.compare(float(&d, at * 4), *scale, || {
-                format!("column {c}, scale {b}")
-            });
-            for (j, codes) in codes.chunks_exact(16).enumerate() {
-                let lane = gid * 4 + j / 4;
-                let at = (((group * (k / block) + b) * 32 + lane) * 4 + j % 4) * 2;
-                let found = half::f16::from_le_bytes([s16[at], s16[at + 1]]);
-                row.compare(found.to_f32(), sum(codes) as f32, || {
-                    format!("column {c}, block {b}, sum {j}")
-                });
-            }
-        }
     }
     Ok(())
 }
@@ -152,6 +88,8 @@ pub(super) fn format(
     let mut few = rows("product, few", "T 1..16");
     let mut many = rows("product, many", "T 17..150");
     let mut decoded = rows("rows", "T 9");
+    let mut together = rows("products", "T 1..8, 1 to 3 matrices, bias");
+    let mut begun = rows("begin", "T 1");
     for &k in lengths {
         for n in ROWS {
             let mut random = Random::new(options.seed + (n * 31 + k) as u64);
@@ -166,6 +104,10 @@ pub(super) fn format(
                 &mut random,
                 &mut decoded,
             )?;
+            compare_begin(stream, &product, &weights, &matrix, &mut random, &mut begun)?;
+            if n == ROWS[1] && formats::class(ty) != Some(Class::Float) {
+                compare_together(stream, options, &product, k, &mut random, &mut together)?;
+            }
             // Long rows by many tokens would only take the definition long.
             let long = k >= 5120 && n > 37;
             for (tokens, passes) in FEW.iter().chain(&MANY).copied() {
@@ -224,6 +166,10 @@ pub(super) fn format(
     done(few);
     done(many);
     done(decoded);
+    done(begun);
+    if together.compared > 0 {
+        done(together);
+    }
     Ok(())
 }
 
@@ -257,6 +203,135 @@ fn compare_rows(
         for (i, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
             row.compare(*found, *wanted, || {
                 format!("N {n}, K {k}: row {id}, value {i}")
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Several matrices in one launch, some with a bias: against single products, then the bias.
+fn compare_together(
+    stream: &Stream,
+    options: &Options,
+    product: &Product,
+    k: usize,
+    random: &mut Random,
+    row: &mut Row,
+) -> Result<(), Error> {
+    let (ty, quantiser) = (product.ty(), Quantiser::new(stream.device())?);
+    let block = act_block(ty).expect("a quantised format");
+    for (tokens, passes, rows) in [
+        (1, Passes::One, &[37, 16, 1][..]),
+        (1, Passes::Two, &[5, 48]),
+        (3, Passes::One, &[16, 33, 64]),
+        (8, Passes::Two, &[100, 7]),
+        (1, Passes::One, &[130]),
+    ] {
+        let x = data::activations(random, tokens, k);
+        let shape = Shape {
+            tokens,
+            k,
+            block,
+            passes,
+        };
+        let mut acts = Acts::new(stream, tokens, k)?;
+        let input = Buffer::from_slice(stream, &x)?;
+        quantiser.quantise(stream, Start::After, &input, shape, &mut acts)?;
+        let mut matrices = Vec::new();
+        for (i, &n) in rows.iter().enumerate() {
+            let mut random = Random::new(options.seed + (n * 31 + k + i) as u64);
+            let bytes = data::weights(&mut random, ty, n, k);
+            let weights = Weights::upload(stream, &TileMatrix::new(ty, n, k, &bytes))?;
+            let bias = (i != 1).then(|| data::activations(&mut random, 1, n));
+            let on_device = bias.as_ref().map(|b| Buffer::from_slice(stream, b));
+            let mut y = Buffer::new(stream.device(), tokens * n)?;
+            y.fill_bytes(stream, 0x55)?;
+            matrices.push((n, bytes, weights, bias, on_device.transpose()?, y));
+        }
+        let mut outputs: Vec<Output<'_>> = matrices
+            .iter_mut()
+            .map(|(_, _, w, _, bias, y)| Output {
+                w,
+                bias: bias.as_ref(),
+                y,
+            })
+            .collect();
+        product.together(stream, Start::Overlapped, &acts, &mut outputs)?;
+        let columns = columns(&x, k, block, passes);
+        for (m, (n, bytes, _, bias, _, y)) in matrices.iter().enumerate() {
+            let (n, matrix) = (*n, TileMatrix::new(ty, *n, k, bytes));
+            for (i, found) in y.to_vec(stream)?.iter().enumerate() {
+                let of = |column: usize| dot_quantised(&matrix, i % n, &columns[column]);
+                let product = match passes {
+                    Passes::One => of(i / n),
+                    Passes::Two => of(i / n * 2) + of(i / n * 2 + 1),
+                };
+                let wanted = bias.as_ref().map_or(product, |b| product + b[i % n]);
+                row.compare(*found, wanted, || {
+                    format!("K {k}, T {tokens}, matrix {m} of N {n}: row {}", i % n)
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A step's beginning: the row of its id, its position, its angles.
+fn compare_begin(
+    stream: &Stream,
+    product: &Product,
+    weights: &Weights,
+    matrix: &TileMatrix<'_>,
+    random: &mut Random,
+    row: &mut Row,
+) -> Result<(), Error> {
+    let (n, k) = (matrix.n(), matrix.k());
+    for (i, (id, pairs)) in [(random.below(n), [64, 3]), (n, [5, 0]), (n - 1, [0, 0])]
+        .into_iter()
+        .enumerate()
+    {
+        let factor = [1.0, 33.5, -0.1][i];
+        let angles = pairs.map(|n| [0, 1].map(|_| data::activations(random, 1, n.max(1))));
+        let mut step = StepRecord::new(stream.device(), pairs)?;
+        let host = [0, 1].map(|r| [0, 1].map(|a| &angles[r][a][..pairs[r]]));
+        step.write(id as u32, 77 + i as u32, host)?;
+        let poisoned = |len: usize| -> Result<Buffer<f32>, Error> {
+            let mut buffer = Buffer::new(stream.device(), len)?;
+            buffer.fill_bytes(stream, 0x55)?;
+            Ok(buffer)
+        };
+        let mut position = Buffer::from_slice(stream, &[0u32])?;
+        let [mut cos0, mut sin0] = [poisoned(pairs[0])?, poisoned(pairs[0])?];
+        let [mut cos1, mut sin1] = [poisoned(pairs[1])?, poisoned(pairs[1])?];
+        let mut y = poisoned(k)?;
+        let to = [Some([&mut cos0, &mut sin0]), Some([&mut cos1, &mut sin1])];
+        product.begin(
+            stream,
+            Start::After,
+            weights,
+            &step,
+            factor,
+            &mut position,
+            to,
+            &mut y,
+        )?;
+        let found = [cos0, sin0, cos1, sin1]
+            .iter()
+            .map(|b| b.to_vec(stream))
+            .collect::<Result<Vec<_>, _>>()?
+            .concat();
+        for (found, wanted) in found.iter().zip(host.as_flattened().concat()) {
+            row.compare(*found, wanted, || format!("step {i}: angles"));
+        }
+        let at = position.to_vec(stream)?[0];
+        row.compare_int(at as i32, 77 + i as i32, || format!("step {i}: position"));
+        let mut wanted = vec![f32::NAN; k];
+        if id < n {
+            matrix.decode_row(id, &mut wanted);
+        }
+        for (c, (found, wanted)) in y.to_vec(stream)?.iter().zip(&wanted).enumerate() {
+            row.compare(*found, wanted * factor, || {
+                format!("N {n}, K {k}: row {id}, value {c}")
             });
         }
     }

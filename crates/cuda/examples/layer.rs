@@ -1,0 +1,583 @@
+//! How fast a token is generated: a captured graph of all layers of a model's shape, with random weights, none of which stays in a cache.
+//!
+//! `cargo run --release -p cuda --example layer -- [--shape 14b|8b|8b-q4_0] [--depth N] [--kv f16|q8_0|q4_0] [--layers N] [--parts]`
+//!
+//! The graph's launches overlap; its logits are compared with those of launches that do not. `--parts` leaves out each operation of a layer
+//! in turn, and says what that saves.
+
+use std::process::ExitCode;
+
+use cuda::acts::Shape as ActsShape;
+use cuda::attention::{
+    Attention, CELLS, KvBlock, KvShape, KvType, Params, Part, Partials, Parts, Table, Turn,
+};
+use cuda::kernel::Start;
+use cuda::ops::{Angles, Delta, Gate, Normed, Ops, RopePairs, Rotation};
+use cuda::product::{Output, Product, StepRecord, Target};
+use cuda::stream::{Event, Timing};
+use cuda::{Acts, Buffer, Device, Stream, Weights};
+use gguf::TensorType;
+use quant::act::{BLOCK256, Passes};
+use quant::formats::encode_row;
+use quant::product::act_block;
+use quant::tile::{Layout, ROWS, permute_tile};
+
+type Failure = Box<dyn std::error::Error>;
+
+/// Bytes a second that an H200 was seen to read.
+const READ_RATE: f64 = 4.1e12;
+
+/// Replays of a graph that count.
+const REPLAYS: usize = 9;
+
+const EPS: f32 = 1e-6;
+
+/// The operations of a layer, in order.
+const PARTS: [&str; 10] = [
+    "norm 1", "q, k, v", "turn", "attend", "fold", "output", "norm 2", "gate, up", "gated", "down",
+];
+
+/// A model's dimensions: layers, width, feed-forward width, query heads, KV heads, head size, vocabulary.
+#[derive(Debug, Clone, Copy)]
+struct Model {
+    layers: usize,
+    d: usize,
+    f: usize,
+    heads: usize,
+    heads_kv: usize,
+    c: usize,
+    vocabulary: usize,
+    has_bias: bool,
+    /// Of most matrices; of v and down in some layers; of the output.
+    types: [TensorType; 3],
+}
+
+impl Model {
+    fn named(name: &str) -> Option<Self> {
+        use TensorType as T;
+        let llama = Self {
+            layers: 32,
+            d: 4096,
+            f: 14_336,
+            heads: 32,
+            heads_kv: 8,
+            c: 128,
+            vocabulary: 128_256,
+            has_bias: false,
+            types: [T::Q4_K, T::Q6_K, T::Q6_K],
+        };
+        match name {
+            "14b" => Some(Self {
+                layers: 48,
+                d: 5120,
+                f: 13_824,
+                heads: 40,
+                vocabulary: 152_064,
+                has_bias: true,
+                types: [T::Q8_0; 3],
+                ..llama
+            }),
+            "8b" => Some(llama),
+            "8b-q4_0" => Some(Self {
+                types: [T::Q4_0, T::Q4_0, T::Q6_K],
+                ..llama
+            }),
+            _ => None,
+        }
+    }
+
+    /// The format of v and down: Q4_K_M has better ones in the first and last eighth, and in every third layer between.
+    fn better(&self, layer: usize) -> TensorType {
+        let eighth = self.layers / 8;
+        let has = layer < eighth || layer >= 7 * eighth || (layer - eighth) % 3 == 2;
+        self.types[usize::from(has)]
+    }
+}
+
+/// One layer's weights and cache.
+struct Layer {
+    q: Weights,
+    k: Weights,
+    v: Weights,
+    output: Weights,
+    gate: Weights,
+    up: Weights,
+    down: Weights,
+    bias: [Buffer<f32>; 3],
+    norms: [Buffer<f32>; 2],
+    table: Table,
+    _slab: Buffer<u8>,
+}
+
+struct Bench {
+    model: Model,
+    ops: Ops,
+    attention: Attention,
+    products: Vec<Product>,
+    layers: Vec<Layer>,
+    head: Weights,
+    last_norm: Buffer<f32>,
+    step: StepRecord,
+    position: Buffer<u32>,
+    angles: [Buffer<f32>; 2],
+    partials: Partials,
+    parts: Parts,
+    x: Buffer<f32>,
+    q: Buffer<f32>,
+    k: Buffer<f32>,
+    v: Buffer<f32>,
+    attended: Buffer<f32>,
+    gate: Buffer<f32>,
+    up: Buffer<f32>,
+    delta: Buffer<f32>,
+    logits: Buffer<f32>,
+    /// Of what is `d`, heads x c, `f` long.
+    acts: [Acts; 3],
+    rotation: Rotation,
+}
+
+/// Seeded numbers around 0, bell-shaped enough.
+fn values(n: usize, seed: u64, size: f32) -> Vec<f32> {
+    let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut unit = || {
+        s ^= s >> 12;
+        s ^= s << 25;
+        s ^= s >> 27;
+        (s.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| (unit() + unit() + unit()) * size).collect()
+}
+
+/// A matrix whose tiles are all the same 16 rows.
+fn weights(
+    stream: &Stream,
+    ty: TensorType,
+    n: usize,
+    k: usize,
+    seed: u64,
+) -> Result<Weights, Failure> {
+    let layout = Layout::of(ty).ok_or("no such format")?;
+    let row_bytes = k / layout.block_len() * layout.block_bytes();
+    let mut rows = vec![0; ROWS * row_bytes];
+    for (r, row) in rows.chunks_exact_mut(row_bytes).enumerate() {
+        let values = values(k, seed * 100 + r as u64, 1.0 / (k as f32).sqrt());
+        encode_row(ty, &values, row)?;
+    }
+    let mut tile = vec![0; rows.len()];
+    permute_tile(layout, ROWS, &rows, &mut tile);
+    let mut weights = Weights::new(stream.device(), ty, n, k)?;
+    const TILES: usize = 64;
+    let many = tile.repeat(TILES);
+    for first in (0..n / ROWS).step_by(TILES) {
+        let tiles = TILES.min(n / ROWS - first);
+        weights.upload_tiles(stream, first, &many[..tiles * tile.len()])?;
+    }
+    Ok(weights)
+}
+
+impl Bench {
+    fn new(
+        stream: &Stream,
+        model: Model,
+        depth: usize,
+        ty: KvType,
+        layers: usize,
+    ) -> Result<Self, Failure> {
+        let Model { d, f, c, .. } = model;
+        let device = stream.device();
+        let shape = KvShape {
+            heads: model.heads_kv,
+            c_k: c,
+            c_v: c,
+            type_k: ty,
+            type_v: ty,
+        };
+        let attention = Attention::new(device, Target::Best, shape, model.heads)?;
+        let (row_q, row_k) = (model.heads * c, model.heads_kv * c);
+        let blocks = depth / CELLS + 1;
+        let bytes = shape.block_bytes();
+        let block = filled_block(stream, &attention)?;
+        let up = |values: &[f32]| Buffer::from_slice(stream, values);
+        let ones = |n: usize| up(&vec![1.0; n]);
+        let make = |i: usize| -> Result<Layer, Failure> {
+            let seed = 10 * i as u64;
+            let (most, better) = (model.types[0], model.better(i));
+            let mut slab = Buffer::<u8>::new(device, blocks * bytes)?;
+            for b in 0..blocks {
+                slab.copy_from(stream, b * bytes, &block, 0..bytes)?;
+            }
+            let list: Vec<KvBlock> = (0..blocks)
+                .map(|b| KvBlock::new(&shape, &slab, b * bytes, b, 0..CELLS, b))
+                .collect::<Result<_, _>>()?;
+            let mut table = Table::new(stream, blocks)?;
+            // SAFETY: the slab is kept beside the table.
+            unsafe { table.set(stream, &list)? };
+            Ok(Layer {
+                q: weights(stream, most, row_q, d, seed)?,
+                k: weights(stream, most, row_k, d, seed + 1)?,
+                v: weights(stream, better, row_k, d, seed + 2)?,
+                output: weights(stream, most, d, row_q, seed + 3)?,
+                gate: weights(stream, most, f, d, seed + 4)?,
+                up: weights(stream, most, f, d, seed + 5)?,
+                down: weights(stream, better, d, f, seed + 6)?,
+                bias: [
+                    up(&values(row_q, seed + 7, 0.1))?,
+                    up(&values(row_k, seed + 8, 0.1))?,
+                    up(&values(row_k, seed + 9, 0.1))?,
+                ],
+                norms: [ones(d)?, ones(d)?],
+                table,
+                _slab: slab,
+            })
+        };
+        let mut products: Vec<Product> = Vec::new();
+        for ty in model.types {
+            if !products.iter().any(|p| p.ty() == ty) {
+                products.push(Product::new(device, ty, Target::Best)?);
+            }
+        }
+        let mut step = StepRecord::new(device, [c / 2, 0])?;
+        let angles = values(c / 2, 5, 1.0);
+        let cos: Vec<f32> = angles.iter().map(|a| a.cos()).collect();
+        let sin: Vec<f32> = angles.iter().map(|a| a.sin()).collect();
+        step.write(4711, depth as u32, [[&cos, &sin], [&[], &[]]])?;
+        let mut parts = Parts::new(stream, blocks)?;
+        let all: Vec<Part> = (0..blocks)
+            .map(|b| Part::Block { index: b, slot: b })
+            .collect();
+        parts.set(stream, &all)?;
+        let zeros = |n: usize| Buffer::<f32>::zeroed(stream, n);
+        Ok(Self {
+            ops: Ops::new(device, Target::Best)?,
+            products,
+            layers: (0..layers).map(make).collect::<Result<_, _>>()?,
+            head: weights(stream, model.types[2], model.vocabulary, d, 9999)?,
+            last_norm: ones(d)?,
+            step,
+            position: Buffer::zeroed(stream, 1)?,
+            angles: [zeros(c / 2)?, zeros(c / 2)?],
+            partials: Partials::new(stream, &shape, model.heads, blocks)?,
+            parts,
+            x: zeros(d)?,
+            q: zeros(row_q)?,
+            k: zeros(row_k)?,
+            v: zeros(row_k)?,
+            attended: zeros(row_q)?,
+            gate: zeros(f)?,
+            up: zeros(f)?,
+            delta: zeros(d)?,
+            logits: zeros(model.vocabulary)?,
+            acts: [
+                Acts::new(stream, 1, d)?,
+                Acts::new(stream, 1, row_q)?,
+                Acts::new(stream, 1, f)?,
+            ],
+            rotation: match ty {
+                KvType::Q8_0 | KvType::Q4_0 => Rotation::Hadamard,
+                _ => Rotation::None,
+            },
+            attention,
+            model,
+        })
+    }
+
+    /// Bytes of weights and cells that a layer reads, on average; of the output matrix.
+    fn bytes(&self, depth: usize) -> (f64, f64) {
+        let of = |w: &Weights| (w.n() * w.row_bytes()) as f64;
+        let layers = self.layers.iter().map(|l| {
+            let all = [&l.q, &l.k, &l.v, &l.output, &l.gate, &l.up, &l.down];
+            all.into_iter().map(of).sum::<f64>()
+        });
+        let cells = self.attention.shape().block_bytes() as f64 / CELLS as f64 * depth as f64;
+        let count = self.layers.len().max(1) as f64;
+        (layers.sum::<f64>() / count + cells, of(&self.head))
+    }
+
+    /// A token, without a part of the layers.
+    fn token(
+        &mut self,
+        stream: &Stream,
+        start: Start,
+        layers: usize,
+        without: Option<usize>,
+    ) -> Result<(), cuda::Error> {
+        let Self {
+            model,
+            ops,
+            attention,
+            products,
+            acts: [acts_d, acts_h, acts_f],
+            ..
+        } = self;
+        let product_of = |w: &Weights| {
+            let found = products.iter().find(|p| p.ty() == w.ty());
+            found.expect("the kernels of all formats are loaded")
+        };
+        let does = |part: &str| without.is_none_or(|w| PARTS[w] != part);
+        let Model { d, f, .. } = *model;
+        let [cos, sin] = &mut self.angles;
+        product_of(&self.head).begin(
+            stream,
+            Start::After,
+            &self.head,
+            &self.step,
+            1.0,
+            &mut self.position,
+            [Some([&mut *cos, &mut *sin]), None],
+            &mut self.x,
+        )?;
+        let params = Params {
+            scale: 1.0 / (model.c as f32).sqrt(),
+            soft_cap: None,
+            window: None,
+        };
+        for (i, layer) in self.layers[..layers].iter().enumerate() {
+            let block = act_block(layer.q.ty());
+            if does("norm 1") {
+                let delta = (i > 0).then(|| add(&self.delta));
+                let (w, out) = (
+                    Some(&layer.norms[0]),
+                    normed(&mut *acts_d, block, Passes::One),
+                );
+                ops.residual_norm_to(stream, start, 1, d, EPS, &mut self.x, delta, w, out)?;
+            }
+            if does("q, k, v") {
+                let bias = layer.bias.each_ref().map(|b| model.has_bias.then_some(b));
+                let outputs = [
+                    (&layer.q, bias[0], &mut self.q),
+                    (&layer.k, bias[1], &mut self.k),
+                    (&layer.v, bias[2], &mut self.v),
+                ];
+                let mut outputs = outputs.map(|(w, bias, y)| Output { w, bias, y });
+                let same = if layer.v.ty() == layer.q.ty() { 3 } else { 2 };
+                let (first, rest) = outputs.split_at_mut(same);
+                for outputs in [first, rest] {
+                    if let Some(first) = outputs.first() {
+                        product_of(first.w).together(stream, start, acts_d, outputs)?;
+                    }
+                }
+            }
+            if does("turn") {
+                let how = Turn {
+                    angles: Some(Angles {
+                        cos,
+                        sin,
+                        pairs: model.c / 2,
+                        which: RopePairs::Halves,
+                        position: None,
+                    }),
+                    rotation_k: self.rotation,
+                    rotation_v: self.rotation,
+                    ..Turn::default()
+                };
+                let to = Some((&layer.table, &self.position));
+                let (q, k, v) = (&mut self.q, &mut self.k, &mut self.v);
+                attention.turn(stream, start, 1, q, k, v, &how, to)?;
+            }
+            if does("attend") {
+                let (table, at, partials) = (&layer.table, &self.position, &mut self.partials);
+                attention.decode(stream, start, table, at, &params, &self.q, partials)?;
+            }
+            if does("fold") {
+                let block = act_block(layer.output.ty()).expect("quantised");
+                attention.fold_to(
+                    stream,
+                    start,
+                    &self.parts,
+                    &self.partials,
+                    None,
+                    None,
+                    &mut self.attended,
+                    self.rotation,
+                    Some((&mut *acts_h, block, Passes::One)),
+                )?;
+            }
+            if does("output") {
+                let mut output = [Output {
+                    w: &layer.output,
+                    bias: None,
+                    y: &mut self.delta,
+                }];
+                product_of(&layer.output).together(stream, start, acts_h, &mut output)?;
+            }
+            if does("norm 2") {
+                let (w, out) = (
+                    Some(&layer.norms[1]),
+                    normed(&mut *acts_d, block, Passes::One),
+                );
+                let delta = Some(add(&self.delta));
+                ops.residual_norm_to(stream, start, 1, d, EPS, &mut self.x, delta, w, out)?;
+            }
+            if does("gate, up") {
+                let outputs = [(&layer.gate, &mut self.gate), (&layer.up, &mut self.up)];
+                let mut outputs = outputs.map(|(w, y)| Output { w, bias: None, y });
+                product_of(&layer.gate).together(stream, start, acts_d, &mut outputs)?;
+            }
+            if does("gated") {
+                let block = act_block(layer.down.ty()).expect("quantised");
+                let passes = match block {
+                    BLOCK256 => Passes::Two,
+                    _ => Passes::One,
+                };
+                let shape = ActsShape {
+                    tokens: 1,
+                    k: f,
+                    block,
+                    passes,
+                };
+                let (gate, up) = (&mut self.gate, &self.up);
+                ops.gated_to(stream, start, Gate::Silu, gate, up, false, shape, acts_f)?;
+            }
+            if does("down") {
+                let mut output = [Output {
+                    w: &layer.down,
+                    bias: None,
+                    y: &mut self.delta,
+                }];
+                product_of(&layer.down).together(stream, start, acts_f, &mut output)?;
+            }
+        }
+        let delta = (layers > 0).then(|| add(&self.delta));
+        let w = Some(&self.last_norm);
+        let out = normed(&mut *acts_d, act_block(self.head.ty()), Passes::Two);
+        ops.residual_norm_to(stream, start, 1, d, EPS, &mut self.x, delta, w, out)?;
+        let mut output = [Output {
+            w: &self.head,
+            bias: None,
+            y: &mut self.logits,
+        }];
+        product_of(&self.head).together(stream, start, acts_d, &mut output)
+    }
+
+    /// Microseconds of a token: median over replays of a graph.
+    fn time_us(
+        &mut self,
+        stream: &Stream,
+        layers: usize,
+        without: Option<usize>,
+    ) -> Result<f64, Failure> {
+        let mut graph =
+            stream.capture(|| self.token(stream, Start::Overlapped, layers, without))?;
+        let device = stream.device();
+        let (start, end) = (
+            Event::new(device, Timing::On)?,
+            Event::new(device, Timing::On)?,
+        );
+        let mut all = Vec::new();
+        for replay in 0..REPLAYS + 2 {
+            stream.record(&start)?;
+            graph.launch(stream)?;
+            stream.record(&end)?;
+            end.synchronise()?;
+            if replay >= 2 {
+                all.push(f64::from(end.elapsed_ms(&start)?) * 1e3);
+            }
+        }
+        all.sort_by(f64::total_cmp);
+        Ok(all[REPLAYS / 2])
+    }
+}
+
+fn add(first: &Buffer<f32>) -> Delta<'_> {
+    Delta {
+        first,
+        second: None,
+        bias: None,
+        norm: None,
+    }
+}
+
+fn normed(acts: &mut Acts, block: Option<usize>, passes: Passes) -> Normed<'_> {
+    let mut to = Normed::default();
+    match block {
+        Some(BLOCK256) => to.blocks256 = Some((acts, passes)),
+        _ => to.blocks32 = Some((acts, passes)),
+    }
+    to
+}
+
+/// A block of seeded cells.
+fn filled_block(stream: &Stream, attention: &Attention) -> Result<Buffer<u8>, Failure> {
+    let shape = attention.shape();
+    let block = Buffer::<u8>::zeroed(stream, shape.block_bytes())?;
+    let mut table = Table::new(stream, 1)?;
+    let list = [KvBlock::new(shape, &block, 0, 0, 0..CELLS, 0)?];
+    // SAFETY: the block outlives the work that uses the table.
+    unsafe { table.set(stream, &list)? };
+    let row = shape.heads * shape.c_k;
+    let k = Buffer::from_slice(stream, &values(CELLS * row, 3, 1.0))?;
+    let v = Buffer::from_slice(stream, &values(CELLS * row, 4, 1.0))?;
+    let zero = Buffer::from_slice(stream, &[0u32])?;
+    attention.append(stream, Start::After, &table, &zero, CELLS, &k, &v)?;
+    stream.synchronise()?;
+    Ok(block)
+}
+
+fn run() -> Result<bool, Failure> {
+    let (mut name, mut depth, mut ty) = ("14b".to_owned(), 0, KvType::F16);
+    let (mut layers, mut is_in_parts) = (None, false);
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        if arg == "--parts" {
+            is_in_parts = true;
+            continue;
+        }
+        let value = args.next().ok_or(format!("{arg} wants a value"))?;
+        match arg.as_str() {
+            "--shape" => name = value,
+            "--depth" => depth = value.parse()?,
+            "--layers" => layers = Some(value.parse()?),
+            "--kv" => {
+                let found = KvType::ALL.into_iter().find(|ty| ty.name() == value);
+                ty = found.ok_or(format!("no cache type {value}"))?;
+            }
+            _ => return Err(format!("no option {arg}").into()),
+        }
+    }
+    let model = Model::named(&name).ok_or(format!("no shape {name}"))?;
+    let layers = layers.unwrap_or(model.layers);
+    let device = Device::open(0)?;
+    let stream = device.stream()?;
+    let mut bench = Bench::new(&stream, model, depth, ty, layers)?;
+    bench.token(&stream, Start::After, layers, None)?;
+    let wanted = bench.logits.to_vec(&stream)?;
+    let all = bench.time_us(&stream, layers, None)?;
+    let found = bench.logits.to_vec(&stream)?;
+    let differ = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits();
+    let differing = found.iter().zip(&wanted).filter(|p| differ(*p)).count();
+    let rest = bench.time_us(&stream, 0, None)?;
+    let (of_layer, of_head) = bench.bytes(depth);
+    let a_layer = (all - rest) / layers as f64;
+    let read = (of_layer * layers as f64 + of_head) / READ_RATE * 1e6;
+    println!(
+        "{name} depth {depth} {}: {:.3} ms a token, {:.1} % of {:.1} TB/s; {a_layer:.2} us a layer (reading its {:.1} MB: {:.2} us), the rest {rest:.1} us; \
+         logits {} .., {differing} differ from those of launches that do not overlap",
+        ty.name(),
+        all / 1e3,
+        100.0 * read / all,
+        READ_RATE / 1e12,
+        of_layer / 1e6,
+        of_layer / READ_RATE * 1e6,
+        found[0],
+    );
+    if is_in_parts {
+        let mut line = format!("{name} depth {depth} {}: without", ty.name());
+        for (i, part) in PARTS.iter().enumerate() {
+            let saved = (all - bench.time_us(&stream, layers, Some(i))?) / layers as f64;
+            line += &format!(" {part} {saved:.2} us less;");
+        }
+        println!("{line}");
+    }
+    Ok(differing == 0)
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

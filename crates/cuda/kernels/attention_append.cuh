@@ -1,0 +1,105 @@
+// Cells written into blocks: how values are stored (attention_cache.cuh), by GGML's rules.
+//
+// A head with a value that is not finite, or too large for its scale, is NaN as a whole in 8 and 4 bits.
+#pragma once
+#include "attention_cache.cuh"
+#include "math.cuh"
+
+using cache::CELLS;
+using cache::PANEL;
+
+namespace {
+
+// Values a thread encodes.
+constexpr int RUN = 32;
+
+// The entry that holds a cell; tables are sorted and new cells belong to the last entries.
+__device__ const cache::Block* find(const cache::Block* blocks, unsigned count, unsigned cell) {
+    for (unsigned i = count; i-- > 0;)
+        if (blocks[i].index == cell / CELLS && blocks[i].first <= cell % CELLS && cell % CELLS < blocks[i].end) return blocks + i;
+    return nullptr;
+}
+
+// The value of largest magnitude, with its sign, the first of several; NaN if one is not finite.
+__device__ float absmax(const float* x) {
+    float most = 0.0f;
+    bool is_finite = true;
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+        is_finite = is_finite && fabsf(x[i]) < INFINITY;
+        most = fabsf(x[i]) > fabsf(most) ? x[i] : most;
+    }
+    return is_finite ? most : NAN;
+}
+
+__device__ float divisor(int type) { return type == cache::Q8_0 ? 127.0f : -8.0f; }
+
+__device__ float scale_of(int type, float most) { return (type == cache::Q8_0 ? fabsf(most) : most) / divisor(type); }
+
+// The code of one value, by GGML's rules.
+__device__ int code_of(int type, float x, float inverse) {
+    const float y = x * inverse;
+    if (type == cache::Q8_0) return y != y ? 0 : (int)roundf(fminf(fmaxf(y, -127.0f), 127.0f));
+    return min(max(__float2int_rz(y + 8.5f), 0), 15);
+}
+
+// Codes of 32 values, four a word: value i in byte i; or low nibble i, high nibble i + 16.
+__device__ void encode(int type, const float* x, float d, unsigned (&words)[8]) {
+    const float inverse = d == 0.0f ? 0.0f : 1.0f / d;
+    int codes[RUN];
+#pragma unroll
+    for (int i = 0; i < RUN; i++) codes[i] = code_of(type, x[i], inverse);
+#pragma unroll
+    for (int w = 0; w < 8; w++) {
+        words[w] = 0;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (type == cache::Q8_0) {
+                words[w] |= (unsigned)(codes[4 * w + j] & 255) << 8 * j;
+            } else if (w < 4) {
+                words[w] |= (unsigned)(codes[4 * w + j] | codes[4 * w + j + 16] << 4) << 8 * j;
+            }
+        }
+    }
+}
+
+__device__ unsigned short half_bits(int type, float x) {
+    return type == cache::F16 ? __half_as_ushort(__float2half_rn(x)) : __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+
+// One cell's head of K or V, which lies in shared memory, by a warp. `to`: where the head's K or V begins in the block.
+__device__ __forceinline__ void append_head(const float* from, uint8_t* to, bool is_k, int type, int c, int n) {
+    const int panel = n / PANEL, at = n % PANEL, lane = threadIdx.x % 32, runs = c / RUN;
+    if (cache::is_float(type)) {
+        for (int i = lane; i < c; i += 32) ((unsigned short*)to)[is_k ? (panel * c + i) * PANEL + at : n * c + i] = half_bits(type, from[i]);
+        return;
+    }
+    // A run's largest value is found by all lanes, and kept by one.
+    float own = 0.0f;
+    for (int run = 0; run < runs; run++) {
+        const float x = from[run * RUN + lane];
+        unsigned most = __float_as_uint(x) & 0x7fffffffu;
+#pragma unroll
+        for (int s = 1; s < 32; s *= 2) most = max(most, __shfl_xor_sync(~0u, most, s));
+        const int first = __ffs(__ballot_sync(~0u, (__float_as_uint(x) & 0x7fffffffu) == most)) - 1;
+        const float signed_most = __shfl_sync(~0u, x, first);
+        if (lane == run) own = most == 0 ? 0.0f : most < 0x7f800000u ? signed_most : NAN;
+    }
+    const float d_own = scale_of(type, own);
+    const bool is_nan = __any_sync(~0u, lane < runs && !(fabsf(__half2float(__float2half_rn(d_own))) < INFINITY));
+    const int words_a_run = type == cache::Q8_0 ? 8 : 4;
+    unsigned* codes = (unsigned*)(to + cache::scale_bytes(type, CELLS * c));
+    if (lane < runs) ((unsigned short*)to)[is_k ? (panel * runs + lane) * PANEL + at : n * runs + lane] = is_nan ? 0x7e00 : __half_as_ushort(__float2half_rn(d_own));
+    for (int run = 0; run < runs; run++) {
+        const float d = __shfl_sync(~0u, d_own, run);
+        unsigned word = is_nan ? 0u : (unsigned)code_of(type, from[run * RUN + lane], d == 0.0f ? 0.0f : 1.0f / d) & 255;
+        if (type == cache::Q4_0) word |= __shfl_down_sync(~0u, word, 16) << 4;
+        word <<= 8 * (lane % 4);
+        word |= __shfl_xor_sync(~0u, word, 1);
+        word |= __shfl_xor_sync(~0u, word, 2);
+        const int w = lane / 4;
+        if (lane % 4 == 0 && w < words_a_run) codes[is_k ? ((panel * runs + run) * words_a_run + w) * PANEL + at : (n * runs + run) * words_a_run + w] = word;
+    }
+}
+
+}  // namespace

@@ -434,14 +434,6 @@ impl Outbox {
     }
 }
 
-impl<T: Plain> Pinned<T> {
-    /// Where kernels find it. Hosts and devices have one space of addresses on all systems that are supported, in which all pinned memory
-    /// is mapped.
-    pub fn address(&self) -> u64 {
-        self.at as u64
-    }
-}
-
 impl<T: Plain> Deref for Pinned<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {

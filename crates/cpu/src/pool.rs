@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a thread looks for work, or for the end of a job, before it sleeps.
+/// How long a thread looks for work, or for the end of a job, before it sleeps, unless told otherwise.
 const SPIN: Duration = Duration::from_micros(60);
 
 /// Pauses between two looks at the clock while spinning.
@@ -51,6 +51,7 @@ struct Job {
 
 #[derive(Default)]
 struct State {
+    spin: Duration,
     /// Upper half: number of the job. Lower half: next chunk to claim.
     ticket: AtomicU64,
     job: Job,
@@ -99,8 +100,19 @@ impl Pool {
     /// # Errors
     /// If the system refuses a thread.
     pub fn new(threads: usize, pinning: Pinning) -> Result<Self, SpawnError> {
+        Self::with_spin(threads, pinning, SPIN)
+    }
+
+    /// The same with threads that look for work, or for the end of a job, for `spin` before they sleep.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub fn with_spin(threads: usize, pinning: Pinning, spin: Duration) -> Result<Self, SpawnError> {
         let threads = threads.max(1);
-        let state = Arc::<State>::default();
+        let state = Arc::new(State {
+            spin,
+            ..State::default()
+        });
         let cores = match pinning {
             Pinning::Free => Vec::new(),
             Pinning::Pinned => physical_cores(),
@@ -308,7 +320,7 @@ impl State {
 
     fn join(&self, chunks: usize) {
         let is_done = || self.done.load(Ordering::Acquire) == chunks;
-        if spin(is_done) {
+        if spin(self.spin, is_done) {
             return;
         }
         self.caller_sleeps.store(true, Ordering::SeqCst);
@@ -331,7 +343,7 @@ impl State {
 
     fn work_until_quit(&self) {
         while !self.quit.load(Ordering::SeqCst) {
-            if self.take_chunks() || spin(|| self.has_work()) {
+            if self.take_chunks() || spin(self.spin, || self.has_work()) {
                 continue;
             }
             self.sleepers.fetch_add(1, Ordering::SeqCst);
@@ -348,8 +360,8 @@ impl State {
     }
 }
 
-/// Looks at `ready` until it holds or [`SPIN`] has passed.
-fn spin(ready: impl Fn() -> bool) -> bool {
+/// Looks at `ready` until it holds or so much time has passed.
+fn spin(most: Duration, ready: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     loop {
         for _ in 0..PAUSES {
@@ -358,7 +370,7 @@ fn spin(ready: impl Fn() -> bool) -> bool {
             }
             std::hint::spin_loop();
         }
-        if start.elapsed() > SPIN {
+        if start.elapsed() > most {
             return ready();
         }
     }

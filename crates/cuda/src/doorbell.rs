@@ -122,16 +122,15 @@ impl Doorbell {
         (given.wrapping_sub(number) as i32) >= 0
     }
 
-    /// The values of the last hand-over. For the thread that answers, once it is given and until it has answered.
-    pub fn given(&self, n: usize) -> Vec<f32> {
-        assert!(n <= self.given.len(), "{n} values of {}", self.given.len());
-        let mut values = vec![0.0; n];
-        // SAFETY: both are `n` long. The device writes only between an answer and the next bell; if it should do so now, numbers
+    /// Copies the first values of the last hand-over. For the thread that answers, once it is given and until it has answered.
+    pub fn given(&self, values: &mut [f32]) {
+        let room = self.given.len();
+        assert!(values.len() <= room, "{} values of {room}", values.len());
+        // SAFETY: both are long enough. The device writes only between an answer and the next bell; if it should do so now, numbers
         // are torn, no more.
         unsafe {
-            std::ptr::copy_nonoverlapping(self.given.as_ptr(), values.as_mut_ptr(), n);
+            std::ptr::copy_nonoverlapping(self.given.as_ptr(), values.as_mut_ptr(), values.len());
         }
-        values
     }
 
     /// Answers number `number`. For one thread.

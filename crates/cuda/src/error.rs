@@ -4,6 +4,14 @@
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The CPU did not answer a hand-over.
+    #[error(
+        "the CPU did not give its part of attention back within {seconds} s: it is too busy, or stopped"
+    )]
+    Late {
+        /// How long the device waited.
+        seconds: u64,
+    },
     /// The driver's library is not there or cannot be loaded.
     #[error("no CUDA driver: {library} cannot be loaded ({reason})")]
     NoDriver {

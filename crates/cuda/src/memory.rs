@@ -201,20 +201,30 @@ impl<T: Plain> Buffer<T> {
         first: usize,
         values: &mut [T],
     ) -> Result<(), Error> {
-        self.range("download", first, values.len())?;
-        if values.is_empty() {
+        // SAFETY: the caller vouches for `values`.
+        unsafe { self.download_to(stream, first, values.as_mut_ptr(), values.len()) }
+    }
+
+    /// Copies `n` numbers from `first` on to `to`, in the stream's order.
+    ///
+    /// # Safety
+    /// There is room for `n` numbers at `to`, until the stream has done it.
+    unsafe fn download_to(
+        &self,
+        stream: &Stream,
+        first: usize,
+        to: *mut T,
+        n: usize,
+    ) -> Result<(), Error> {
+        self.range("download", first, n)?;
+        if n == 0 {
             return Ok(());
         }
         let driver = self.device.bind()?;
         let from = self.at + (first * size_of::<T>()) as u64;
-        // SAFETY: the range is inside the buffer; the caller vouches for `values`.
+        // SAFETY: the range is inside the buffer; the caller vouches for `to`.
         self.device.check("cuMemcpyDtoHAsync", unsafe {
-            (driver.copy_down)(
-                values.as_mut_ptr().cast(),
-                from,
-                size_of_val(values),
-                stream.handle(),
-            )
+            (driver.copy_down)(to.cast(), from, n * size_of::<T>(), stream.handle())
         })
     }
 
@@ -358,13 +368,13 @@ impl<T: Plain> Mailbox<T> {
     }
 
     /// Copies the first `n` numbers of `from` to the first ones here, in the stream's order.
-    pub fn receive(&mut self, stream: &Stream, from: &Buffer<T>, n: usize) -> Result<(), Error> {
+    pub fn receive(&self, stream: &Stream, from: &Buffer<T>, n: usize) -> Result<(), Error> {
         let found = self.0.len();
-        let Some(values) = self.0.get_mut(..n) else {
+        if n > found {
             return length("receive", "numbers", found, n);
-        };
+        }
         // SAFETY: as in `send`; any bits are a number.
-        unsafe { from.download_later(stream, 0, values) }
+        unsafe { from.download_to(stream, 0, self.0.at, n) }
     }
 }
 

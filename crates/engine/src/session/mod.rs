@@ -252,7 +252,8 @@ impl<'m> Session<'m> {
             }
             ComputeDevice::Cuda(ordinal) => {
                 let cache = Cache::new(c, shape, n_ctx, ubatch, placing);
-                let backend = Cuda::new(model, ordinal, &shape, ubatch, n_ctx)?;
+                let cpu_shares = cache.slots() > 0 && placing.kv_share > 0.0;
+                let backend = Cuda::new(model, ordinal, &shape, ubatch, n_ctx, cpu_shares)?;
                 On::Cuda(Box::new(Run::new(backend, cache, ubatch)?))
             }
         };

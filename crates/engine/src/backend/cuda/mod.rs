@@ -5,13 +5,16 @@
 //! that graph: all that differs between them lies in memory, which the graph's work reads (token, position, angles). Where blocks
 //! change, every 256 tokens, one step is done without it, and sets the lists of blocks that the graph goes on with.
 
+mod attender;
 mod ring;
 mod weights;
 
+use self::attender::{Attended, Attender, HostSpan};
 use self::ring::Ring;
 use self::weights::OnDevice;
 use super::{
-    Added, At, Attending, Backend, CELLS, KvShape, LOGIT_ROWS, Placed, Rotation, Step, down_passes,
+    Added, At, Attending, Backend, CELLS, GROUP, KvShape, LOGIT_ROWS, Placed, Rotation, Step,
+    down_passes,
 };
 use crate::error::Error;
 use crate::model::rope::Frequencies;
@@ -27,6 +30,7 @@ use cuda::{Acts, Buffer, Device, Graph, Mailbox, Outbox, Quantiser, Stream};
 use quant::act::{BLOCK32, Passes};
 use quant::product::act_block;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes of lists that a step sends before it waits for some: those of a hundred layers of 250 blocks.
 const OUTBOX_BYTES: usize = 1 << 20;
@@ -61,6 +65,8 @@ pub(crate) struct Cuda<'m> {
     /// Cosines and sines of the chunk's positions, for layers without and with a window.
     angles: [[Buffer<f32>; 2]; 2],
     ring: Ring,
+    /// The CPU's part, where it has one.
+    attender: Option<Attender>,
     /// Lists on their way to the device.
     outbox: Outbox,
     last: [Buffer<f32>; 2],
@@ -96,17 +102,33 @@ fn device_shape(shape: &KvShape) -> DeviceShape {
 }
 
 impl<'m> Cuda<'m> {
-    /// Copies a model's weights to a device, and takes work space for up to `ubatch` tokens over up to `n_ctx` cells.
+    /// Copies a model's weights to a device, and takes work space for up to `ubatch` tokens over up to `n_ctx` cells. `cpu_shares`:
+    /// the CPU attends some of what is in host memory.
     pub(crate) fn new(
         model: &'m Model,
         ordinal: usize,
         shape: &KvShape,
         ubatch: usize,
         n_ctx: usize,
-    ) -> Result<Self, cuda::Error> {
+        cpu_shares: bool,
+    ) -> Result<Self, Error> {
         let c = model.config();
         let device = Device::open(ordinal)?;
         let stream = device.stream()?;
+        let attender = if cpu_shares {
+            let what = Attended {
+                shape: *shape,
+                heads: c.heads,
+                scale: c.attention_scale,
+                soft_cap: c.attention_soft_cap,
+                n_ctx,
+            };
+            // One thread is left to the one that gives work to the device.
+            let threads = model.pool.threads().saturating_sub(1).max(1);
+            Some(Attender::new(&stream, what, model.isa, threads)?)
+        } else {
+            None
+        };
         let shape = device_shape(shape);
         let attention = Attention::new(&device, Target::Best, shape, c.heads)?;
         // A block with cells removed from its middle is several.
@@ -146,6 +168,7 @@ impl<'m> Cuda<'m> {
             ids: zeros_of(&stream, ubatch)?,
             angles: [angles(&model.rope)?, angles(&model.rope_windowed)?],
             ring: Ring::new(&device)?,
+            attender,
             outbox: Outbox::new(&device, OUTBOX_BYTES)?,
             last: [zeros(LOGIT_ROWS * c.width)?, zeros(LOGIT_ROWS * c.width)?],
             logits: zeros(rows * c.n_vocab)?,
@@ -309,17 +332,28 @@ impl<'m> Cuda<'m> {
     }
 }
 
+/// A span that the CPU attends.
+fn host_span(span: &Placed<'_, Cuda<'_>>) -> Option<HostSpan> {
+    let At::Host(slab) = span.at else {
+        return None;
+    };
+    Some(HostSpan {
+        index: span.index,
+        cells: span.cells,
+        slab: Arc::clone(slab),
+    })
+}
+
 fn zeros_of<T: cuda::Plain>(stream: &Stream, len: usize) -> Result<Buffer<T>, cuda::Error> {
     Buffer::zeroed(stream, len)
 }
 
 impl Backend for Cuda<'_> {
-    // Streams all of the tail until the CPU's results can be handed over.
-    const CPU_SHARES: bool = false;
+    const CPU_SHARES: bool = true;
 
     type Array = Buffer<f32>;
     type Slab = Buffer<u8>;
-    type HostSlab = Mailbox<u8>;
+    type HostSlab = Arc<Mailbox<u8>>;
 
     fn model(&self) -> &Model {
         self.model
@@ -349,18 +383,18 @@ impl Backend for Cuda<'_> {
         Ok(Buffer::zeroed(&self.stream, bytes)?)
     }
 
-    fn host_slab(&self, bytes: usize) -> Result<Mailbox<u8>, Error> {
-        Ok(Mailbox::new(self.stream.device(), bytes)?)
+    fn host_slab(&self, bytes: usize) -> Result<Arc<Mailbox<u8>>, Error> {
+        Ok(Arc::new(Mailbox::new(self.stream.device(), bytes)?))
     }
 
-    fn spill(&mut self, from: &Buffer<u8>, to: &mut Mailbox<u8>) {
+    fn spill(&mut self, from: &Buffer<u8>, to: &mut Arc<Mailbox<u8>>) {
         self.run(|b| {
             let work = || to.receive(&b.stream, from, from.len());
             b.ring.between_copies(&b.stream, work)
         });
     }
 
-    fn fetch(&mut self, from: &Mailbox<u8>, to: &mut Buffer<u8>) {
+    fn fetch(&mut self, from: &Arc<Mailbox<u8>>, to: &mut Buffer<u8>) {
         self.run(|b| from.send(&b.stream, 0..from.len(), to));
     }
 
@@ -373,7 +407,7 @@ impl Backend for Cuda<'_> {
         Ok(())
     }
 
-    fn save_host(&self, from: &Mailbox<u8>, to: &mut Vec<u8>) -> Result<(), Error> {
+    fn save_host(&self, from: &Arc<Mailbox<u8>>, to: &mut Vec<u8>) -> Result<(), Error> {
         self.stream.synchronise()?;
         to.extend_from_slice(from);
         Ok(())
@@ -387,7 +421,7 @@ impl Backend for Cuda<'_> {
         Ok(self.ring.resize(&self.stream, slots, bytes)?)
     }
 
-    fn stage(&mut self, from: &Mailbox<u8>, at: Range<usize>, slot: usize) {
+    fn stage(&mut self, from: &Arc<Mailbox<u8>>, at: Range<usize>, slot: usize) {
         self.run(|b| b.ring.fill(from, at, slot));
     }
 
@@ -548,18 +582,18 @@ impl Backend for Cuda<'_> {
             }
             let over: Vec<Over<'_>> = spans
                 .iter()
-                .map(|span| {
+                .filter_map(|span| {
                     let (slab, offset) = match &span.at {
                         At::Device(slab) => (*slab, attending.at.start),
                         At::Staged(slot) => (b.ring.slot(*slot), 0),
-                        At::Host(_) => unreachable!("the CPU takes no share"),
+                        At::Host(_) => return None,
                     };
-                    Over {
+                    Some(Over {
                         slab,
                         offset,
                         index: span.index,
                         cells: span.cells,
-                    }
+                    })
                 })
                 .collect();
             let [table, _] = &mut b.tables[attending.layer];
@@ -588,6 +622,16 @@ impl Backend for Cuda<'_> {
             }
             if step.first {
                 b.slots_used = 0;
+                b.collected.clear();
+                let host: Vec<HostSpan> = spans.iter().filter_map(host_span).collect();
+                if let (Some(last), Some(attender)) = (host.last(), &mut b.attender) {
+                    b.collected.push(Part::Group {
+                        index: last.index / GROUP,
+                        slot: 0,
+                    });
+                    let (position, at) = (attending.position, attending.at.clone());
+                    attender.hand_over(stream, b.start, q, position, at, host)?;
+                }
             }
             let first = b.slots_used;
             let position = &b.position;
@@ -604,9 +648,6 @@ impl Backend for Cuda<'_> {
                 index: o.index,
                 slot: first + i,
             });
-            if step.first {
-                b.collected.clear();
-            }
             b.collected.extend(new);
             if !step.last {
                 return Ok(());
@@ -615,8 +656,14 @@ impl Backend for Cuda<'_> {
                 b.parts.send(stream, outbox, &b.collected)?;
                 b.folded.clone_from(&b.collected);
             }
+            let totals = match (b.collected.first(), &mut b.attender) {
+                (Some(Part::Group { .. }), Some(attender)) => {
+                    Some(attender.take_back(stream, b.start)?)
+                }
+                _ => None,
+            };
             let (attention, parts) = (&b.attention, &b.parts);
-            attention.fold(stream, b.start, parts, &b.partials, None, None, out)
+            attention.fold(stream, b.start, parts, &b.partials, totals, None, out)
         });
     }
 
@@ -712,13 +759,17 @@ impl Backend for Cuda<'_> {
     }
 
     fn finish(&mut self) -> Result<(), Error> {
-        match self.failed.take() {
-            Some(error) => Err(error.into()),
-            None => {
-                self.stream.synchronise()?;
-                self.outbox.clear();
-                Ok(())
-            }
+        let waited = match self.failed.take() {
+            Some(error) => Err(error),
+            None => self.stream.synchronise(),
+        };
+        let in_time = self.attender.as_ref().is_none_or(Attender::end_step);
+        waited?;
+        self.outbox.clear();
+        if !in_time {
+            let seconds = cuda::doorbell::PATIENCE.as_secs();
+            return Err(cuda::Error::Late { seconds }.into());
         }
+        Ok(())
     }
 }

@@ -1,0 +1,257 @@
+//! The CPU's part of a generated token's attention, done while the device does its own.
+//!
+//! A layer's queries are handed over when they are ready. A thread that waits for them attends, over a pool of its own, the groups of cells
+//! that lie in host memory and are the CPU's, and leaves what they fold to; the device goes on from there when it has come to its
+//! own cells. All that is given to the stream ahead of time, so nobody waits on the way there.
+
+use cpu::attention::{KvShape, Params, Partials, Span, attend_first_groups};
+use cpu::isa::Isa;
+use cpu::pool::{Pinning, Pool};
+use cuda::attention::Partials as DevicePartials;
+use cuda::kernel::Start;
+use cuda::product::Target;
+use cuda::{Buffer, Doorbell, Error, Mailbox, Stream};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long threads look for the next layer's queries before they sleep: longer than a layer takes.
+const SPIN: Duration = Duration::from_millis(1);
+
+/// How long the thread that waits for the device sleeps between two looks, after that.
+const SLEEP: Duration = Duration::from_micros(50);
+
+/// Looks between two looks at the clock.
+const LOOKS: u32 = 64;
+
+/// Cells that the CPU attends.
+#[derive(Debug)]
+pub(super) struct HostSpan {
+    pub(super) index: usize,
+    pub(super) cells: (usize, usize),
+    pub(super) slab: Arc<Mailbox<u8>>,
+}
+
+/// One layer's part.
+#[derive(Debug)]
+struct Job {
+    number: u32,
+    position: usize,
+    /// The layer's bytes in a slab.
+    at: Range<usize>,
+    spans: Vec<HostSpan>,
+}
+
+/// What the CPU must know of attention.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Attended {
+    pub(super) shape: KvShape,
+    pub(super) heads: usize,
+    pub(super) scale: f32,
+    pub(super) soft_cap: Option<f32>,
+    pub(super) n_ctx: usize,
+}
+
+/// The thread, and the way to it and back.
+#[derive(Debug)]
+pub(super) struct Attender {
+    bell: Arc<Doorbell>,
+    /// `None` once it is to end.
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+    /// The last number that is not waited for any more.
+    dropped: Arc<AtomicU32>,
+    /// Of the last hand-over.
+    number: u32,
+    what: Attended,
+    /// What the CPU's groups fold to.
+    totals: DevicePartials,
+}
+
+impl Attender {
+    /// Starts the thread, with a pool of `threads` threads.
+    pub(super) fn new(
+        stream: &Stream,
+        what: Attended,
+        isa: Isa,
+        threads: usize,
+    ) -> Result<Self, crate::error::Error> {
+        let (queries, total) = (
+            what.heads * what.shape.c_k,
+            what.heads * (2 + what.shape.c_v),
+        );
+        let device = stream.device();
+        let bell = Arc::new(Doorbell::new(device, Target::Best, queries, total)?);
+        let dropped = Arc::new(AtomicU32::new(0));
+        let memory = |source| crate::error::Error::Memory {
+            what: "partial results of attention".to_owned(),
+            source,
+        };
+        let worker = Worker {
+            bell: Arc::clone(&bell),
+            dropped: Arc::clone(&dropped),
+            what,
+            isa,
+            pool: Pool::with_spin(threads, Pinning::Free, SPIN)?,
+            partials: Partials::new(&what.shape, what.heads, what.n_ctx, 0).map_err(memory)?,
+            queries: vec![0.0; queries],
+            totals: vec![0.0; total],
+        };
+        let (jobs, taken) = channel();
+        let thread = std::thread::Builder::new()
+            .name("attend".to_owned())
+            .spawn(move || worker.answer_all(&taken))
+            .map_err(|source| cpu::pool::SpawnError {
+                index: 0,
+                wanted: threads,
+                source,
+            })?;
+        let shape = super::device_shape(&what.shape);
+        Ok(Self {
+            bell,
+            jobs: Some(jobs),
+            thread: Some(thread),
+            dropped,
+            number: 0,
+            what,
+            totals: DevicePartials::new(stream, &shape, what.heads, 1)?,
+        })
+    }
+
+    /// Hands a layer's queries `[H, C]` over, which are ready when `stream` comes to it; the CPU attends whole groups of spans.
+    pub(super) fn hand_over(
+        &mut self,
+        stream: &Stream,
+        start: Start,
+        q: &Buffer<f32>,
+        position: usize,
+        at: Range<usize>,
+        spans: Vec<HostSpan>,
+    ) -> Result<(), Error> {
+        self.number = self.number.wrapping_add(1);
+        let job = Job {
+            number: self.number,
+            position,
+            at,
+            spans,
+        };
+        if let Some(jobs) = &self.jobs {
+            // A thread that is gone does not answer, and that is told of.
+            let _ = jobs.send(job);
+        }
+        let n = self.what.heads * self.what.shape.c_k;
+        self.bell.hand_over(stream, start, self.number, q, n)
+    }
+
+    /// Waits, on the device, for what they fold to.
+    pub(super) fn take_back(
+        &mut self,
+        stream: &Stream,
+        start: Start,
+    ) -> Result<&DevicePartials, Error> {
+        let n = self.what.heads * (2 + self.what.shape.c_v);
+        let values = self.totals.values_mut();
+        self.bell.take_back(stream, start, self.number, values, n)?;
+        Ok(&self.totals)
+    }
+
+    /// Nothing that was handed over so far is waited for any more. Says whether all of it was answered in time.
+    pub(super) fn end_step(&self) -> bool {
+        self.dropped.store(self.number, Ordering::Release);
+        !self.bell.was_late()
+    }
+}
+
+impl Drop for Attender {
+    fn drop(&mut self) {
+        self.dropped.store(self.number, Ordering::Release);
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // If it panicked, whoever waited for its answer was told.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread has.
+struct Worker {
+    bell: Arc<Doorbell>,
+    dropped: Arc<AtomicU32>,
+    what: Attended,
+    isa: Isa,
+    pool: Pool,
+    partials: Partials,
+    queries: Vec<f32>,
+    totals: Vec<f32>,
+}
+
+impl Worker {
+    fn answer_all(mut self, jobs: &Receiver<Job>) {
+        for job in jobs {
+            if self.is_given(job.number) {
+                self.answer(&job);
+            }
+        }
+    }
+
+    /// Waits until queries are handed over, or nobody waits for an answer any more.
+    fn is_given(&self, number: u32) -> bool {
+        let start = Instant::now();
+        loop {
+            for _ in 0..LOOKS {
+                if self.bell.is_given(number) {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if self.dropped.load(Ordering::Acquire).wrapping_sub(number) as i32 >= 0 {
+                return false;
+            }
+            if start.elapsed() > SPIN {
+                std::thread::sleep(SLEEP);
+            }
+        }
+    }
+
+    fn answer(&mut self, job: &Job) {
+        let Attended {
+            shape,
+            heads,
+            scale,
+            soft_cap,
+            ..
+        } = self.what;
+        let params = Params {
+            heads,
+            scale,
+            soft_cap,
+            window: None,
+            sinks: None,
+        };
+        let spans: Vec<Span<'_>> = job
+            .spans
+            .iter()
+            .map(|span| Span {
+                index: span.index,
+                cells: span.cells,
+                bytes: &span.slab[job.at.clone()],
+            })
+            .collect();
+        self.bell.given(&mut self.queries);
+        attend_first_groups(
+            &self.pool,
+            self.isa,
+            &shape,
+            &params,
+            job.position,
+            &self.queries,
+            &spans,
+            &mut self.partials,
+            &mut self.totals,
+        );
+        self.bell.answer(job.number, &self.totals);
+    }
+}

@@ -9,6 +9,7 @@
 //! | [`device`], [`stream`], [`memory`], [`kernel`], [`graph`] | safe handles to what the driver has |
 //! | [`doorbell`] | work handed to the CPU in the midst of a step |
 //! | [`ptx`] | the compiled kernels, by name and target |
+//! | [`staging`] | pinned memory on its way to a device |
 //! | [`weights`], [`acts`], [`product`] | weights in tiles, activations in 8-bit blocks, their products |
 //! | [`selftest`] | every kernel against the scalar definition |
 //!
@@ -28,6 +29,7 @@ pub mod ops;
 pub mod product;
 pub mod ptx;
 pub mod selftest;
+pub mod staging;
 pub mod stream;
 pub mod weights;
 
@@ -39,5 +41,6 @@ pub use graph::Graph;
 pub use kernel::{Arg, Kernel, Launch, Module};
 pub use memory::{Buffer, Mailbox, Outbox, Pinned, Plain};
 pub use product::Product;
+pub use staging::Slot;
 pub use stream::{Event, Stream};
 pub use weights::Weights;

@@ -8,6 +8,7 @@ use quant::tile::{Layout, ROWS, TileMatrix};
 use crate::device::Device;
 use crate::error::{Error, length};
 use crate::memory::Buffer;
+use crate::staging::Slot;
 use crate::stream::Stream;
 
 /// Bytes behind a matrix that kernels may read, though not use: a step of 64 values of K, 10 tiles at once.
@@ -73,38 +74,81 @@ impl Weights {
         first: usize,
         tiles: &[u8],
     ) -> Result<(), Error> {
-        let row_bytes = self.row_bytes();
-        let tile_bytes = ROWS * row_bytes;
-        let whole = tiles.len() - tiles.len() % tile_bytes.max(1);
+        let tile_bytes = self.tile_bytes();
+        let whole = self.whole_tiles(first, tiles.len())? * tile_bytes;
         self.data
             .upload_at(stream, first * tile_bytes, &tiles[..whole])?;
-        let rest = &tiles[whole..];
-        if rest.is_empty() {
+        if whole == tiles.len() {
             return Ok(());
         }
-        let rows = self.n % ROWS;
-        length(
-            "weights",
-            "bytes of the last tile",
-            rest.len(),
-            rows * row_bytes,
-        )?;
-        length(
-            "weights",
-            "tiles before the last",
-            first + whole / tile_bytes,
-            self.n / ROWS,
-        )?;
-        let block = self.layout.block_bytes();
         let mut padded = vec![0; tile_bytes];
+        self.pad(&tiles[whole..], &mut padded);
+        self.data
+            .upload_at(stream, first * tile_bytes + whole, &padded)
+    }
+
+    /// Copies a slot's first `len` bytes, tiles as the host has them, to the tiles from `first` on, in the stream's order. Returns at
+    /// once. The slot has room for whole tiles.
+    pub fn send_tiles(
+        &mut self,
+        stream: &Stream,
+        first: usize,
+        slot: &mut Slot,
+        len: usize,
+    ) -> Result<(), Error> {
+        let tile_bytes = self.tile_bytes();
+        let whole = self.whole_tiles(first, len)? * tile_bytes;
+        let mut sent = len;
+        if whole < len {
+            sent = whole + tile_bytes;
+            let bytes = slot.bytes()?;
+            length(
+                "weights",
+                "bytes of tiles beyond the slot's",
+                sent.saturating_sub(bytes.len()),
+                0,
+            )?;
+            let rest = bytes[whole..len].to_vec();
+            self.pad(&rest, &mut bytes[whole..sent]);
+        }
+        slot.send(stream, sent, &mut self.data, first * tile_bytes)
+    }
+
+    /// How many of the tiles from `first` on, `len` bytes as the host has them, have all rows. What is left are the last tile's.
+    fn whole_tiles(&self, first: usize, len: usize) -> Result<usize, Error> {
+        let tile_bytes = self.tile_bytes();
+        let (whole, rest) = (len / tile_bytes.max(1), len % tile_bytes.max(1));
+        if rest > 0 {
+            let rows = self.n % ROWS;
+            length(
+                "weights",
+                "bytes of the last tile",
+                rest,
+                rows * self.row_bytes(),
+            )?;
+            length(
+                "weights",
+                "tiles before the last",
+                first + whole,
+                self.n / ROWS,
+            )?;
+        }
+        Ok(whole)
+    }
+
+    /// The last tile with zeros for the rows that are missing.
+    fn pad(&self, rest: &[u8], padded: &mut [u8]) {
+        let (rows, block) = (self.n % ROWS, self.layout.block_bytes());
         for (from, to) in rest
             .chunks_exact(rows * block)
             .zip(padded.chunks_exact_mut(ROWS * block))
         {
             self.layout.pad(rows, from, to);
         }
-        self.data
-            .upload_at(stream, first * tile_bytes + whole, &padded)
+    }
+
+    fn tile_bytes(&self) -> usize {
+        ROWS * self.row_bytes()
     }
 
     /// Bytes of device memory that a matrix takes.

@@ -87,6 +87,19 @@ pub enum Error {
     /// A device failed, or there is none.
     #[error(transparent)]
     Device(#[from] cuda::Error),
+    /// A device has no room for a model's weights.
+    #[error("{what}: {source}; all of the model's weights take {all_bytes} bytes there")]
+    DeviceRoom {
+        /// What it was for.
+        what: String,
+        /// Bytes of all weights.
+        all_bytes: u64,
+        /// How much was wanted, and is free.
+        source: cuda::Error,
+    },
+    /// Random weights cannot be made.
+    #[error(transparent)]
+    Synth(#[from] crate::synth::SynthError),
     /// The cells in work do not fit into device memory.
     #[error(
         "device memory has room for {window} cells of the KV cache, the step needs more (see --window and --device-mem)"

@@ -14,6 +14,7 @@ pub mod probe;
 pub mod sampler;
 pub mod session;
 pub mod stop;
+pub mod synth;
 pub mod template;
 pub mod tokenizer;
 

@@ -52,6 +52,13 @@ impl GgufFile {
         }
     }
 
+    /// A model of which there is a header alone, in memory: what its file would be, without tensor data. `name` stands for its path.
+    pub fn from_header(name: &str, header: &[u8]) -> Result<GgufFile, Error> {
+        let bytes = header.len() as u64;
+        let read = Header::read(Path::new(name), header, bytes)?;
+        GgufFile::from_parts(vec![(Part::header_alone(name, bytes), read)])
+    }
+
     fn from_parts(opened: Vec<(Part, Header)>) -> Result<GgufFile, Error> {
         let mut parts = Vec::with_capacity(opened.len());
         let mut tensors = Vec::new();

@@ -17,7 +17,8 @@ use crate::map::map;
 #[derive(Debug)]
 pub(crate) struct Part {
     path: PathBuf,
-    file: File,
+    /// `None`: there is a header alone, which was in memory.
+    file: Option<File>,
     /// The file's size when it was opened.
     bytes: u64,
     map: Option<Mmap>,
@@ -44,10 +45,25 @@ impl Part {
         };
         Ok(Part {
             path: path.to_owned(),
-            file,
+            file: Some(file),
             bytes,
             map,
         })
+    }
+
+    /// A file that ends with its header, of `bytes` bytes, and was never on a disk.
+    pub(crate) fn header_alone(name: &str, bytes: u64) -> Part {
+        Part {
+            path: name.into(),
+            file: None,
+            bytes,
+            map: None,
+        }
+    }
+
+    fn file(&self) -> io::Result<&File> {
+        let none = || io::Error::new(io::ErrorKind::Unsupported, "there is a header alone");
+        self.file.as_ref().ok_or_else(none)
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -64,7 +80,7 @@ impl Part {
         #[cfg(unix)]
         {
             use std::os::unix::fs::MetadataExt;
-            let metadata = self.file.metadata()?;
+            let metadata = self.file()?.metadata()?;
             Ok((metadata.dev(), metadata.ino()))
         }
         // Where there is no cheap identity, the parts' own numbers have to tell them apart.
@@ -79,11 +95,10 @@ impl Part {
     pub(crate) fn header(&self) -> Result<Header, Error> {
         match &self.map {
             Some(map) => Header::read(&self.path, &map[..], self.bytes),
-            None => Header::read(
-                &self.path,
-                FileSource::new(&self.file, self.bytes),
-                self.bytes,
-            ),
+            None => {
+                let file = self.file().map_err(|source| self.read_error(source))?;
+                Header::read(&self.path, FileSource::new(file, self.bytes), self.bytes)
+            }
         }
     }
 
@@ -102,8 +117,8 @@ impl Part {
         if let Some(map) = &self.map {
             // A mapped page that the file no longer has ends the process, so look again; it costs less than a microsecond.
             let now = self
-                .file
-                .metadata()
+                .file()
+                .and_then(File::metadata)
                 .map_err(|source| self.read_error(source))?
                 .len();
             if now < self.bytes {
@@ -126,6 +141,8 @@ impl Part {
 
     /// Fills `out` from `start` without touching the mapping.
     pub(crate) fn read_at(&self, start: u64, out: &mut [u8]) -> Result<(), Error> {
-        read_exact_at(&self.file, out, start).map_err(|source| self.read_error(source))
+        self.file()
+            .and_then(|file| read_exact_at(file, out, start))
+            .map_err(|source| self.read_error(source))
     }
 }

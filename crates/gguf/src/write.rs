@@ -112,6 +112,15 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
+    /// The bytes before the tensor data, and what readers make of them: for who puts tensor data there in another order, or nowhere.
+    pub fn header(self) -> Result<(Vec<u8>, Header), Error> {
+        let part = self.into_part();
+        let path = Path::new(IN_MEMORY);
+        let bytes = part.encode_header(path)?;
+        let header = Header::read(path, bytes.as_slice(), bytes.len() as u64)?;
+        Ok((bytes, header))
+    }
+
     /// Writes everything as one file to `out`, and returns the number of bytes.
     pub fn write_to(self, out: impl Write) -> Result<u64, Error> {
         self.into_part().write(Path::new(IN_MEMORY), out)

@@ -1,20 +1,23 @@
 //! What the shared flags mean: checked, and in the engine's own types.
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use anyhow::Result;
 use cpu::Isa;
 use cpu::pool::Pinning;
-use engine::model::{Config, LoadOptions, Model};
+use engine::model::{Config, Contents, LoadOptions, Model};
 use engine::plan::session::{self, Asked, SessionPlan, Taken};
 use engine::probe;
 use engine::sampler::SamplerParams;
 use engine::session::{ComputeDevice, Session, UBATCH_MAX};
+use engine::synth::{Recipe, Shape};
 use engine::tokenizer::{EncodeOptions, Tokenizer};
 use gguf::{GgufFile, MapMode};
 use place::bytes::KvType;
 use place::decide::{Request, TierPlan};
 use place::profile::Profile;
+use serde::Serialize;
 
 use crate::failure::Advised;
 use crate::flags::{CacheType, ContextFlags, MachineFlags, OnOff, SamplingFlags};
@@ -38,7 +41,17 @@ pub struct Loaded {
     pub model: Model,
     pub tokenizer: Tokenizer,
     pub file: GgufFile,
+    pub loading: Loading,
     plan: SessionPlan,
+}
+
+/// How long the weights took to get where they are.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Loading {
+    #[serde(rename = "load_s")]
+    pub seconds: f64,
+    #[serde(rename = "load_gb_s")]
+    pub gb_s: f64,
 }
 
 /// How much room a command needs.
@@ -54,16 +67,31 @@ pub enum Need {
 pub fn open(name: &str, flags: &MachineFlags) -> Result<Opened> {
     interrupt::catch()?;
     let path = crate::commands::model_path(name)?;
-    // The tokenizer first: a file that cannot be used should be refused before its weights are read.
     let options = load_options(flags)?;
     let file = GgufFile::open(&path, options.map)?;
+    file.check_data()?;
+    understand(name, path, file, options)
+}
+
+/// A model of random weights in the shape of a known one, or of a file.
+pub fn open_synthetic(name: &str, recipe: Recipe, flags: &MachineFlags) -> Result<Opened> {
+    interrupt::catch()?;
+    let shape = Shape::find(name)?;
+    let options = LoadOptions {
+        contents: Contents::Synthetic(recipe),
+        ..load_options(flags)?
+    };
+    understand(name, shape.name().into(), shape.file()?, options)
+}
+
+/// The tokenizer first: a file that cannot be used should be refused before its weights are read.
+fn understand(name: &str, path: PathBuf, file: GgufFile, options: LoadOptions) -> Result<Opened> {
     let tokenizer = Tokenizer::from_gguf(file.metadata())?;
     for warning in tokenizer.warnings() {
         tracing::warn!("{warning}");
     }
     let config = Model::read_config(&file)?;
     check_vocabulary(&config, &tokenizer)?;
-    file.check_data()?;
     Ok(Opened {
         name: name.to_owned(),
         path,
@@ -83,10 +111,15 @@ impl Opened {
 
     /// Loads the weights for something that was planned.
     pub fn load_planned(self, plan: SessionPlan) -> Result<Loaded> {
-        let model = load_model(&self.path, &self.file, &self.options)?;
+        let options = LoadOptions {
+            device: plan.options.device,
+            ..self.options
+        };
+        let (model, loading) = load_model(&self.path, &self.file, &options)?;
         Ok(Loaded {
             path: self.path,
             model,
+            loading,
             tokenizer: self.tokenizer,
             file: self.file,
             plan,
@@ -285,8 +318,13 @@ pub fn check_vocabulary(config: &Config, tokenizer: &Tokenizer) -> Result<()> {
     Ok(())
 }
 
-/// Loads the weights, with a bar.
-fn load_model(path: &Path, file: &GgufFile, options: &LoadOptions) -> Result<Model> {
+/// Loads the weights, with a bar. Says on stderr how long it took.
+fn load_model(
+    path: &Path,
+    file: &GgufFile,
+    options: &LoadOptions,
+) -> Result<(Model, Loading)> {
+    let begun = Instant::now();
     let mut bar = Bar::on_terminal("loading");
     let name = path
         .file_name()
@@ -302,7 +340,14 @@ fn load_model(path: &Path, file: &GgufFile, options: &LoadOptions) -> Result<Mod
         bar.set(progress.done_bytes);
     })?;
     bar.clear();
-    Ok(model)
+    let seconds = begun.elapsed().as_secs_f64();
+    let gb_s = model.weight_bytes() as f64 / 1e9 / seconds;
+    eprintln!(
+        "loading: {} to {} in {seconds:.2} s, {gb_s:.2} GB/s",
+        human_bytes(model.weight_bytes()),
+        model.device()
+    );
+    Ok((model, Loading { seconds, gb_s }))
 }
 
 pub fn load_options(flags: &MachineFlags) -> Result<LoadOptions> {
@@ -323,6 +368,7 @@ pub fn load_options(flags: &MachineFlags) -> Result<LoadOptions> {
             OnOff::On => MapMode::Mmap,
             OnOff::Off => MapMode::Read,
         },
+        ..LoadOptions::default()
     })
 }
 

@@ -233,6 +233,41 @@ impl<'a> Quarters<'a> {
     }
 }
 
+/// Turns a block of random bytes into one whose cells could be those of a prompt: values about 0 with deviations near 1.
+///
+/// Codes are good as they are. Floats keep sign and mantissa, with exponents that make them 1/8 to 2; scales become one, with a random sign
+/// where codes are not even about 0.
+///
+/// # Panics
+/// If the block has another length.
+pub fn tame(shape: &KvShape, block: &mut [u8]) {
+    assert_eq!(block.len(), shape.block_bytes(), "bytes of a block");
+    let (of_k, of_v) = block.split_at_mut(shape.heads * shape.k_bytes());
+    for (all, bytes, ty, c) in [
+        (of_k, shape.k_bytes(), shape.type_k, shape.c_k),
+        (of_v, shape.v_bytes(), shape.type_v, shape.c_v),
+    ] {
+        let halves = match ty {
+            KvType::F16 | KvType::Bf16 => bytes,
+            KvType::Q8_0 | KvType::Q4_0 => CELLS * c / 32 * 2,
+        };
+        // Bits that stay, and bits that are set.
+        let (keep, set): (u16, u16) = match ty {
+            KvType::F16 => (0x8fff, 0x3000),
+            KvType::Bf16 => (0x81ff, 0x3e00),
+            // 1 / 73.9 and 1 / 4.6: what even codes have for a deviation.
+            KvType::Q8_0 => (0, 0x22ee),
+            KvType::Q4_0 => (0x8000, 0x32f1),
+        };
+        for head in all.chunks_exact_mut(bytes) {
+            for half in head[..halves].chunks_exact_mut(2) {
+                let bits = u16::from_le_bytes([half[0], half[1]]);
+                half.copy_from_slice(&(bits & keep | set).to_le_bytes());
+            }
+        }
+    }
+}
+
 /// The largest head that any cache stores at once: bounds a buffer on the stack.
 const HEAD_BYTES_MAX: usize = 2 * 1024;
 

@@ -8,6 +8,7 @@
 //! None of this changes a bit of any result: spans are attended in the order of positions, wherever they are.
 
 pub(crate) mod file;
+mod random;
 mod sequence;
 mod stage;
 mod store;

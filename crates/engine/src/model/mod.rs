@@ -10,6 +10,7 @@ pub use config::Config;
 pub use rope::{Rope, Scaling};
 
 use crate::error::Error;
+use crate::synth::{Generator, Recipe};
 use arch::{Arch, Presence};
 use cpu::Isa;
 use cpu::pool::{Pinning, Pool, default_threads};
@@ -17,8 +18,37 @@ use gguf::{GgufFile, MapMode};
 use rope::Frequencies;
 use sha2::{Digest, Sha256};
 use std::path::Path;
-use weights::{Loader, Weights};
-pub(crate) use weights::{Matrix, Vector};
+use weights::{Loader, Source, Weights};
+pub(crate) use weights::{Matrix, OnDevice, Vector};
+
+/// What computes with a model, and so in which memory its weights are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ComputeDevice {
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// An NVIDIA GPU, by its number.
+    Cuda(usize),
+}
+
+impl std::fmt::Display for ComputeDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+/// What a model's tensors hold.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Contents {
+    /// What the file says.
+    #[default]
+    File,
+    /// Random weights in the shapes that the file's header says: what `xtask synth` would write after it.
+    Synthetic(Recipe),
+}
 
 /// How a model is loaded and computed.
 #[derive(Debug, Clone, Default)]
@@ -31,6 +61,10 @@ pub struct LoadOptions {
     pub pinning: Pinning,
     /// How the file is read.
     pub map: MapMode,
+    /// What computes: sessions on anything else are refused.
+    pub device: ComputeDevice,
+    /// What tensors hold.
+    pub contents: Contents,
 }
 
 /// How far loading is.
@@ -110,6 +144,9 @@ pub struct Model {
     pub(crate) rope_windowed: Frequencies,
     weight_bytes: u64,
     memory_bytes: u64,
+    /// Of samples of the weights.
+    digest: [u8; 32],
+    device: ComputeDevice,
 }
 
 impl Model {
@@ -121,10 +158,10 @@ impl Model {
         Ok(read_arch(file)?.1)
     }
 
-    /// Opens a file and loads its weights, permuted, over the pool.
+    /// Opens a file and loads its weights, permuted, over the pool, to where they will be computed with.
     ///
     /// # Errors
-    /// If the file is damaged or unsupported, or memory or threads are refused.
+    /// If the file is damaged or unsupported, or memory, a device or threads are refused.
     pub fn load(
         path: &Path,
         options: &LoadOptions,
@@ -143,22 +180,30 @@ impl Model {
         progress: &mut (dyn FnMut(LoadProgress) + Send),
     ) -> Result<Self, Error> {
         let (arch, config) = read_arch(file)?;
-        file.check_data()?;
-        Tensors::load(&Loader::checking(file), arch, &config)?;
+        let source = match options.contents {
+            Contents::File => {
+                file.check_data()?;
+                Source::File(file)
+            }
+            Contents::Synthetic(recipe) => {
+                Source::Synthetic(file, Generator::new(recipe, file.tensors())?)
+            }
+        };
+        let loader = Loader::new(&source);
+        let tensors = Tensors::look(&loader, arch, &config)?;
+        let planned = loader.into_planned();
         let pool = Pool::new(
             options.threads.unwrap_or_else(default_threads),
             options.pinning,
         )?;
-        let total: u64 = file.tensors().iter().map(gguf::TensorInfo::n_bytes).sum();
         let mut tell = |done_bytes, total_bytes| {
             progress(LoadProgress {
                 done_bytes,
                 total_bytes,
             })
         };
-        let loader = Loader::new(file, &pool, &mut tell)?;
-        let tensors = Tensors::load(&loader, arch, &config)?;
-        let (weights, memory_bytes) = loader.into_weights();
+        let vectors = tensors.vectors();
+        let loaded = weights::load(&planned, options.device, &pool, vectors, &mut tell)?;
         let factors = tensors.rope_factors.as_deref();
         Ok(Self {
             rope: config.rope.frequencies(factors),
@@ -166,13 +211,15 @@ impl Model {
             config,
             pool,
             isa: options.isa.unwrap_or_else(Isa::best),
-            weights,
+            weights: loaded.weights,
             embedding: tensors.embedding,
             layers: tensors.layers,
             output_norm: tensors.output_norm,
             output: tensors.output,
-            weight_bytes: total,
-            memory_bytes,
+            weight_bytes: source.tensors().iter().map(gguf::TensorInfo::n_bytes).sum(),
+            memory_bytes: loaded.bytes,
+            digest: loaded.digest,
+            device: options.device,
         })
     }
 
@@ -191,6 +238,11 @@ impl Model {
         self.memory_bytes
     }
 
+    /// What computes, and has the weights.
+    pub fn device(&self) -> ComputeDevice {
+        self.device
+    }
+
     /// The instruction set that computes.
     pub fn isa(&self) -> Isa {
         self.isa
@@ -205,27 +257,12 @@ impl Model {
     pub fn fingerprint(&self) -> String {
         let mut hash = Sha256::new();
         hash.update(format!("{:?}", self.config));
-        self.weights.sample(&mut |bytes| hash.update(bytes));
+        hash.update(self.digest);
         let norms = self.layers.iter().map(|l| &*l.attn_norm);
         for value in norms.chain([&*self.output_norm]).flatten() {
             hash.update(value.to_le_bytes());
         }
         hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
-    }
-
-    /// Every matrix, in the order of their numbers.
-    pub(crate) fn matrices(&self) -> Vec<&Matrix> {
-        let of_layers = self.layers.iter().flat_map(Layer::linears);
-        let mut all: Vec<&Matrix> = of_layers.map(|linear| &linear.w).collect();
-        all.extend([&self.embedding].into_iter().chain(&self.output));
-        all.sort_by_key(|m| m.index());
-        all
-    }
-
-    /// Every vector that operations read, in no order.
-    pub(crate) fn vectors(&self) -> impl Iterator<Item = &Vector> {
-        let of_layers = self.layers.iter().flat_map(Layer::vectors);
-        of_layers.chain([&self.output_norm])
     }
 
     pub(crate) fn output(&self) -> &Matrix {
@@ -284,7 +321,14 @@ struct Tensors {
 }
 
 impl Tensors {
-    fn load(loader: &Loader<'_>, arch: &Arch, c: &Config) -> Result<Self, Error> {
+    /// Every vector that operations read, in no order.
+    fn vectors(&self) -> impl Iterator<Item = &Vector> {
+        let of_layers = self.layers.iter().flat_map(Layer::vectors);
+        of_layers.chain([&self.output_norm])
+    }
+
+    /// Finds and checks all of them. Matrices are yet to be loaded.
+    fn look(loader: &Loader<'_>, arch: &Arch, c: &Config) -> Result<Self, Error> {
         let (d, v) = (c.width, c.n_vocab);
         Ok(Self {
             rope_factors: rope_factors(loader, c)?,

@@ -7,6 +7,7 @@ mod forward;
 
 pub use crate::kv::file::SessionFileError;
 pub use crate::kv::{Placing, Spread};
+pub use crate::model::ComputeDevice;
 pub use cpu::attention::KvType;
 
 use crate::backend::{Backend, CELLS, Cpu, Cuda, KvShape, LOGIT_ROWS, Rotation};
@@ -42,18 +43,8 @@ pub struct SessionOptions {
     pub placing: Placing,
     /// Whether what is stored in 4 bits is rotated first, where heads allow it.
     pub rotate: bool,
-    /// What computes.
+    /// What computes: what the model was loaded for.
     pub device: ComputeDevice,
-}
-
-/// What a session computes on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ComputeDevice {
-    /// The CPU.
-    #[default]
-    Cpu,
-    /// An NVIDIA GPU, by its number.
-    Cuda(usize),
 }
 
 impl SessionOptions {
@@ -229,6 +220,13 @@ impl<'m> Session<'m> {
                 options.ubatch
             )));
         }
+        if options.device != model.device() {
+            return Err(Error::Options(format!(
+                "a session on {} of a model that was loaded for {}",
+                options.device,
+                model.device()
+            )));
+        }
         options.ubatch = options.ubatch.min(options.n_ctx);
         let SessionOptions {
             n_ctx,
@@ -320,6 +318,21 @@ impl<'m> Session<'m> {
         on!(&mut self.run, run => run.prefill(model, options, tokens, &mut wanted))
     }
 
+    /// Makes the selected sequence one of `n` positions whose cells are random: as if a prompt had been taken, for measurements that do
+    /// not want to wait for one.
+    ///
+    /// # Errors
+    /// If they do not fit, or memory for cells is refused.
+    pub fn fill(&mut self, n: usize, seed: u64) -> Result<(), Error> {
+        self.truncate(0);
+        self.check_room(n)?;
+        let pool = &self.model.pool;
+        on!(&mut self.run, run => {
+            run.cache.fill(&mut run.backend, pool, n, seed)?;
+            run.backend.finish()
+        })
+    }
+
     /// Takes one generated token; its logits are in [`Session::logits`] afterwards. Where cells are in host memory the CPU takes its
     /// share of attending them.
     ///
@@ -406,12 +419,16 @@ impl<'m> Session<'m> {
         if let Some(&token) = tokens.iter().find(|&&t| t as usize >= n_vocab) {
             return Err(Error::Token { token, n_vocab });
         }
-        let n_past = self.n_past();
-        if tokens.len() > self.options.n_ctx - n_past {
+        self.check_room(tokens.len())
+    }
+
+    fn check_room(&self, tokens: usize) -> Result<(), Error> {
+        let (n_ctx, n_past) = (self.options.n_ctx, self.n_past());
+        if tokens > n_ctx - n_past {
             return Err(Error::ContextFull {
-                n_ctx: self.options.n_ctx,
+                n_ctx,
                 n_past,
-                tokens: tokens.len(),
+                tokens,
             });
         }
         Ok(())

@@ -43,8 +43,7 @@ pub(super) fn decode(text: &[u8], out: &mut Vec<u8>) -> bool {
 }
 
 /// How the alphabet writes a byte.
-#[cfg(test)]
-pub(super) fn encode(byte: u8) -> char {
+pub(crate) fn encode(byte: u8) -> char {
     let at = BYTE_OF
         .iter()
         .position(|&b| b == Some(byte))

@@ -15,7 +15,7 @@
 //! **Bytes that are no UTF-8** are encoded one by one: byte-level vocabularies have a token for each, SentencePiece ones
 //! have byte tokens; only where neither exists do they become the unknown token. Pre-tokenizers see each of them as U+FFFD.
 
-mod alphabet;
+pub(crate) mod alphabet;
 mod charsmap;
 mod detokenize;
 mod ends;

@@ -7,13 +7,14 @@ use clap::Args;
 use engine::model::Model;
 use engine::plan::session::Taken;
 use engine::session::{Session, Wanted};
+use engine::synth::Recipe;
 use serde::Serialize;
 
 use crate::cli::Common;
 use crate::failure::{Advised, Interrupted};
 use crate::flags::{ContextFlags, MachineFlags};
 use crate::output::{human_bytes, print, print_json, table};
-use crate::settings::Need;
+use crate::settings::{Loading, Need};
 use crate::{interrupt, settings};
 
 /// Untimed decode steps before a case: caches are warm and threads awake then.
@@ -29,10 +30,25 @@ const WARM_UP_STEPS: usize = 4;
 Examples:
   spillgate bench smollm2
   spillgate bench smollm2 -p 512 -n 128 -d 0,4096 -r 5
-  spillgate bench qwen2.5-0.5b -p 0 -n 64 -t 1 --isa avx2 --json")]
+  spillgate bench qwen2.5-0.5b -p 0 -n 64 -t 1 --isa avx2 --json
+  spillgate bench --synth qwen2.5-14b --device cuda -p 0 -n 64 -d 0,65536 --fill-kv 1")]
 pub struct BenchArgs {
     /// Path of a GGUF file, a known name, or hf:OWNER/REPO/FILE.gguf
-    model: String,
+    #[arg(required_unless_present = "synth")]
+    model: Option<String>,
+    /// Instead of a file, random weights in the shape of a known model (or of a GGUF file), made where they are needed; with :TYPE behind it
+    /// quantised matrices have that type
+    #[arg(long, value_name = "NAME[:TYPE]", conflicts_with = "model")]
+    synth: Option<String>,
+    /// What the random weights begin from
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "synth")]
+    seed: u64,
+    /// How unevenly a mixture's experts are used, 0 being evenly: see 'xtask synth'
+    #[arg(long, value_name = "S", default_value_t = 0.0, requires = "synth")]
+    router_skew: f32,
+    /// Fills the context before with random cells, made from this number, instead of a prompt's
+    #[arg(long, value_name = "N")]
+    fill_kv: Option<u64>,
     /// Prompt sizes, separated by commas; 0 leaves prompts out
     #[arg(
         short = 'p',
@@ -116,6 +132,8 @@ struct Report {
     ubatch: usize,
     cache_type_k: String,
     cache_type_v: String,
+    #[serde(flatten)]
+    loading: Loading,
     cases: Vec<Measured>,
     memory: Taken,
 }
@@ -142,13 +160,23 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         .into());
     }
     let needed = cases.iter().map(|case| case.cells()).max().unwrap_or(0);
-    let opened = settings::open(&args.model, &args.machine)?;
+    let opened = match (&args.synth, &args.model) {
+        (Some(shape), _) => {
+            let recipe = Recipe {
+                seed: args.seed,
+                router_skew: args.router_skew,
+            };
+            settings::open_synthetic(shape, recipe, &args.machine)?
+        }
+        (None, Some(model)) => settings::open(model, &args.machine)?,
+        (None, None) => unreachable!("one of both is required"),
+    };
     let loaded = opened.load(&args.context, Need::Cells(needed))?;
     let model = &loaded.model;
     let (mut session, memory) = loaded.session()?;
     let mut measured = Vec::with_capacity(cases.len());
     for case in cases {
-        measured.push(measure(&mut session, model, case, args.repetitions)?);
+        measured.push(measure(&mut session, model, case, args)?);
     }
     let report = Report {
         model: loaded.path.display().to_string(),
@@ -158,6 +186,7 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         ubatch: session.ubatch(),
         cache_type_k: session.options().type_k.to_string(),
         cache_type_v: session.options().type_v.to_string(),
+        loading: loaded.loading,
         cases: measured,
         memory,
     };
@@ -183,7 +212,7 @@ fn measure(
     session: &mut Session<'_>,
     model: &Model,
     case: Case,
-    repetitions: usize,
+    args: &BenchArgs,
 ) -> Result<Measured> {
     let n_vocab = model.config().n_vocab;
     // Any ids will do for a dense model; these touch rows all over the embedding.
@@ -192,14 +221,15 @@ fn measure(
         .collect();
     let (before, work) = ids.split_at(case.depth);
     session.truncate(0);
-    if !before.is_empty() {
-        session.prefill(before, Wanted::None)?;
+    match args.fill_kv {
+        Some(seed) => session.fill(before.len(), seed)?,
+        None => session.prefill(before, Wanted::None)?,
     }
     for &id in &work[..WARM_UP_STEPS] {
         session.decode(id)?;
     }
-    let mut tok_s = Vec::with_capacity(repetitions);
-    for _ in 0..repetitions {
+    let mut tok_s = Vec::with_capacity(args.repetitions);
+    for _ in 0..args.repetitions {
         if interrupt::asked() {
             return Err(Interrupted.into());
         }

@@ -43,7 +43,7 @@ const SPANS_AT_ONCE: usize = 4;
 pub(crate) struct Cuda<'m> {
     model: &'m Model,
     stream: Stream,
-    weights: OnDevice,
+    weights: OnDevice<'m>,
     quantiser: Quantiser,
     acts32: Acts,
     acts256: Acts,
@@ -102,7 +102,7 @@ fn device_shape(shape: &KvShape) -> DeviceShape {
 }
 
 impl<'m> Cuda<'m> {
-    /// Copies a model's weights to a device, and takes work space for up to `ubatch` tokens over up to `n_ctx` cells. `cpu_shares`:
+    /// Takes work space on the device that a model was loaded to, for up to `ubatch` tokens over up to `n_ctx` cells. `cpu_shares`:
     /// the CPU attends some of what is in host memory.
     pub(crate) fn new(
         model: &'m Model,

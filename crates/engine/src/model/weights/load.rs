@@ -1,0 +1,326 @@
+//! From tensors of a file to weights in memory: first every tensor is looked at, then all matrices are read at once.
+//!
+//! A file that cannot be used is refused before any memory is taken for its matrices.
+
+use super::device::Room;
+use super::pieces::{Job, Piece, Pieces};
+use super::source::Source;
+use super::{Matrix, Vector, Weights};
+use crate::error::Error;
+use crate::model::ComputeDevice;
+use cpu::mem::{ALIGN, Buffer};
+use cpu::pool::Pool;
+use gguf::TensorInfo;
+use quant::formats;
+use quant::tile::{Layout, permute_tile};
+use sha2::{Digest, Sha256};
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Writes a piece, as host memory has it, to where it belongs.
+pub(super) type Fill<'a> = &'a mut dyn FnMut(&mut [u8]) -> Result<(), Error>;
+
+/// Where pieces go. Any thread puts any piece, and none twice.
+pub(super) trait Sink: Sync {
+    /// Has piece `number` filled, and keeps it.
+    fn put(&self, number: usize, piece: &Piece, fill: Fill<'_>) -> Result<(), Error>;
+}
+
+/// Looks at tensors: whether they are what they should be. Vectors are read at once, matrices by [`load`].
+pub(in crate::model) struct Loader<'a> {
+    source: &'a Source<'a>,
+    jobs: RefCell<Vec<Job<'a>>>,
+    /// Bytes of matrices so far, in host memory.
+    host_bytes: Cell<usize>,
+    vectors: Cell<usize>,
+    /// Of vectors, in the file and in memory.
+    vector_bytes: Cell<(u64, u64)>,
+}
+
+/// The matrices that are to be loaded.
+pub(in crate::model) struct Planned<'a> {
+    source: &'a Source<'a>,
+    jobs: Vec<Job<'a>>,
+    host_bytes: usize,
+    vector_bytes: (u64, u64),
+}
+
+impl<'a> Loader<'a> {
+    pub(in crate::model) fn new(source: &'a Source<'a>) -> Self {
+        Self {
+            source,
+            jobs: RefCell::default(),
+            host_bytes: Cell::new(0),
+            vectors: Cell::new(0),
+            vector_bytes: Cell::new((0, 0)),
+        }
+    }
+
+    pub(in crate::model) fn into_planned(self) -> Planned<'a> {
+        Planned {
+            source: self.source,
+            jobs: self.jobs.into_inner(),
+            host_bytes: self.host_bytes.get(),
+            vector_bytes: self.vector_bytes.get(),
+        }
+    }
+
+    fn shaped(&self, name: &str, expected: &[usize]) -> Result<&'a TensorInfo, Error> {
+        let missing = || Error::MissingTensor {
+            name: name.to_owned(),
+        };
+        let t = self.source.tensor(name).ok_or_else(missing)?;
+        let expected: Vec<u64> = expected.iter().map(|&n| n as u64).collect();
+        let mut found = t.dims.as_slice().to_vec();
+        // Trailing ones are how some writers store fewer dimensions.
+        while found.len() > expected.len() && found.last() == Some(&1) {
+            found.pop();
+        }
+        if found != expected {
+            return Err(Error::Shape {
+                name: name.to_owned(),
+                found,
+                expected,
+            });
+        }
+        Ok(t)
+    }
+
+    /// A matrix of `n` rows of `k` values.
+    pub(in crate::model) fn matrix(&self, name: &str, k: usize, n: usize) -> Result<Matrix, Error> {
+        let t = self.shaped(name, &[k, n])?;
+        let format = |source| Error::Format {
+            name: name.to_owned(),
+            source,
+        };
+        formats::require(t.ty).map_err(format)?;
+        let start = self.host_bytes.get();
+        let job = Job {
+            tensor: t,
+            layout: Layout::of(t.ty).expect("every supported format has a layout"),
+            n,
+            k,
+            start,
+        };
+        // What does not fit a number is refused when the memory is taken.
+        let end = start.saturating_add(job.bytes());
+        let end = end.checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX);
+        self.host_bytes.set(end);
+        let mut jobs = self.jobs.borrow_mut();
+        jobs.push(job);
+        Ok(Matrix {
+            index: jobs.len() - 1,
+            ty: t.ty,
+            n,
+            k,
+            start,
+        })
+    }
+
+    /// A vector of `n` values, as `f32`.
+    pub(in crate::model) fn vector(&self, name: &str, n: usize) -> Result<Vector, Error> {
+        let t = self.shaped(name, &[n])?;
+        if formats::class(t.ty) != Some(formats::Class::Float) {
+            return Err(Error::NotFloat {
+                name: name.to_owned(),
+                found: t.ty.name(),
+            });
+        }
+        let mut bytes = vec![0; n * t.ty.block_bytes()];
+        self.source.read(t, 0, &mut bytes)?;
+        let mut values = vec![0.0; n];
+        formats::decode_row(t.ty, &bytes, &mut values).map_err(|source| Error::Format {
+            name: name.to_owned(),
+            source,
+        })?;
+        let (in_file, in_memory) = self.vector_bytes.get();
+        let more = (bytes.len() as u64, size_of_val(&values[..]) as u64);
+        self.vector_bytes.set((in_file + more.0, in_memory + more.1));
+        let index = self.vectors.replace(self.vectors.get() + 1);
+        Ok(Vector { values, index })
+    }
+
+    pub(in crate::model) fn has(&self, name: &str) -> bool {
+        self.source.tensor(name).is_some()
+    }
+}
+
+/// Weights in their place.
+pub(in crate::model) struct Loaded {
+    pub(in crate::model) weights: Weights,
+    /// Bytes of memory that they take, vectors among them.
+    pub(in crate::model) bytes: u64,
+    /// A digest of samples of all matrices: the same wherever they are.
+    pub(in crate::model) digest: [u8; 32],
+}
+
+/// Reads all matrices to where `device` computes. `vectors` are those that operations read; `tell` hears of bytes done, of so many in all.
+pub(in crate::model) fn load<'v>(
+    planned: &Planned<'_>,
+    device: ComputeDevice,
+    pool: &Pool,
+    vectors: impl Iterator<Item = &'v Vector>,
+    tell: &mut (dyn FnMut(u64, u64) + Send),
+) -> Result<Loaded, Error> {
+    let Planned {
+        source,
+        jobs,
+        host_bytes,
+        vector_bytes,
+    } = planned;
+    let total = source.tensors().iter().map(TensorInfo::n_bytes).sum();
+    let progress = Progress::new(total, tell);
+    progress.add(vector_bytes.0);
+    let pieces = Pieces::new(jobs);
+    match device {
+        ComputeDevice::Cpu => {
+            let memory = |source| Error::Memory {
+                what: "weights".to_owned(),
+                source,
+            };
+            let mut weights = Buffer::new(*host_bytes).map_err(memory)?;
+            let digest = fill(
+                source,
+                jobs,
+                &pieces,
+                pool,
+                &progress,
+                &InHost::new(&mut weights, jobs, &pieces),
+            )?;
+            Ok(Loaded {
+                weights: Weights::Host(weights),
+                bytes: *host_bytes as u64 + vector_bytes.1,
+                digest,
+            })
+        }
+        ComputeDevice::Cuda(ordinal) => {
+            let room = Room::new(ordinal, jobs, pool.threads(), pieces.bytes_max())?;
+            let digest = fill(source, jobs, &pieces, pool, &progress, &room)?;
+            let weights = room.into_carrier().into_weights(vectors)?;
+            Ok(Loaded {
+                bytes: weights.bytes(),
+                weights: Weights::Device(weights),
+                digest,
+            })
+        }
+    }
+}
+
+/// Where loading has got to, told from any thread.
+struct Progress<'a> {
+    done: AtomicU64,
+    total: u64,
+    tell: Mutex<&'a mut (dyn FnMut(u64, u64) + Send)>,
+}
+
+impl<'a> Progress<'a> {
+    fn new(total: u64, tell: &'a mut (dyn FnMut(u64, u64) + Send)) -> Self {
+        Self {
+            done: AtomicU64::new(0),
+            total,
+            tell: Mutex::new(tell),
+        }
+    }
+
+    fn add(&self, bytes: u64) {
+        let done = self.done.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        // A thread that finds another telling has nothing newer to say.
+        if let Ok(mut tell) = self.tell.try_lock() {
+            tell(done, self.total);
+        }
+    }
+}
+
+/// Bytes of a piece between two samples of it, and of a sample: what tells models apart.
+const SAMPLES: (usize, usize) = (32 << 10, 64);
+
+thread_local! {
+    /// A thread's piece of the file.
+    static ROWS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Has all pieces read, permuted and put. After a failure no further one is begun. Returns a digest of samples.
+fn fill(
+    source: &Source<'_>,
+    jobs: &[Job<'_>],
+    pieces: &Pieces<'_>,
+    pool: &Pool,
+    progress: &Progress<'_>,
+    sink: &impl Sink,
+) -> Result<[u8; 32], Error> {
+    let failed: Mutex<Option<Error>> = Mutex::new(None);
+    let mut digests = vec![[0; 32]; pieces.len()];
+    pool.chunks_mut(&mut digests, 1, |number, digest| {
+        let failure = || failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if failure().is_some() {
+            return;
+        }
+        let piece = pieces.get(number);
+        let job = &jobs[piece.matrix];
+        let put = sink.put(number, &piece, &mut |out| {
+            ROWS.with_borrow_mut(|rows| {
+                rows.resize(out.len(), 0);
+                source.read(job.tensor, piece.at.start as u64, rows)?;
+                digest[0] = sample(rows);
+                let tiles = out.chunks_mut(job.tile_bytes());
+                for (rows, tile) in rows.chunks(job.tile_bytes()).zip(tiles) {
+                    permute_tile(job.layout, rows.len() / job.row_bytes(), rows, tile);
+                }
+                Ok(())
+            })
+        });
+        match put {
+            Ok(()) => progress.add(piece.at.len() as u64),
+            Err(error) => {
+                failure().get_or_insert(error);
+            }
+        }
+    });
+    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(Sha256::digest(digests.concat()).into()),
+    }
+}
+
+fn sample(rows: &[u8]) -> [u8; 32] {
+    let (step, bytes) = SAMPLES;
+    let mut hash = Sha256::new();
+    for piece in rows.chunks(step) {
+        hash.update(&piece[..bytes.min(piece.len())]);
+    }
+    hash.finalize().into()
+}
+
+/// One piece of host memory for all matrices.
+struct InHost<'a>(Vec<Mutex<&'a mut [u8]>>);
+
+impl<'a> InHost<'a> {
+    fn new(mut weights: &'a mut [u8], jobs: &[Job<'_>], pieces: &Pieces<'_>) -> Self {
+        let place = |number: usize| {
+            let piece = pieces.get(number);
+            let start = jobs[piece.matrix].start;
+            (start + piece.at.start, piece.at.len())
+        };
+        let mut numbers: Vec<usize> = (0..pieces.len()).collect();
+        numbers.sort_by_key(|&number| place(number));
+        let mut parts: Vec<(usize, Mutex<&mut [u8]>)> = Vec::with_capacity(pieces.len());
+        let mut taken = 0;
+        for number in numbers {
+            let (start, len) = place(number);
+            let (_, rest) = std::mem::take(&mut weights).split_at_mut(start - taken);
+            let (part, rest) = rest.split_at_mut(len);
+            (weights, taken) = (rest, start + len);
+            parts.push((number, Mutex::new(part)));
+        }
+        parts.sort_by_key(|(number, _)| *number);
+        Self(parts.into_iter().map(|(_, part)| part).collect())
+    }
+}
+
+impl Sink for InHost<'_> {
+    fn put(&self, number: usize, _: &Piece, fill: Fill<'_>) -> Result<(), Error> {
+        let part = self.0[number].lock();
+        fill(&mut part.unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -5,6 +5,7 @@
 mod bench;
 mod machine;
 mod ptx;
+mod synth;
 
 use std::process::ExitCode;
 
@@ -30,6 +31,8 @@ enum Command {
     Bandwidth(BandwidthArgs),
     /// Compiles the CUDA kernels to PTX, beside their sources
     Ptx(ptx::PtxArgs),
+    /// Writes a model file in the shape of a known model, with random weights
+    Synth(synth::SynthArgs),
 }
 
 #[derive(Debug, Args)]
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Bandwidth(args) => bandwidth(&args),
         Command::Ptx(args) => ptx::run(&args),
+        Command::Synth(args) => synth::run(&args),
     };
     if let Err(error) = done {
         eprintln!("error: {error:#}");

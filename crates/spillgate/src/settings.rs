@@ -319,11 +319,7 @@ pub fn check_vocabulary(config: &Config, tokenizer: &Tokenizer) -> Result<()> {
 }
 
 /// Loads the weights, with a bar. Says on stderr how long it took.
-fn load_model(
-    path: &Path,
-    file: &GgufFile,
-    options: &LoadOptions,
-) -> Result<(Model, Loading)> {
+fn load_model(path: &Path, file: &GgufFile, options: &LoadOptions) -> Result<(Model, Loading)> {
     let begun = Instant::now();
     let mut bar = Bar::on_terminal("loading");
     let name = path

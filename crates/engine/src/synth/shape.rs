@@ -140,8 +140,14 @@ impl Shape {
             let tokens = (0..=u8::MAX).map(|byte| alphabet::encode(byte).to_string());
             writer.set("tokenizer.ggml.model", "gpt2")?;
             writer.set("tokenizer.ggml.pre", "default")?;
-            writer.set("tokenizer.ggml.tokens", gguf::StringArray::from_iter(tokens))?;
-            writer.set("tokenizer.ggml.merges", gguf::StringArray::from_iter([""; 0]))?;
+            writer.set(
+                "tokenizer.ggml.tokens",
+                gguf::StringArray::from_iter(tokens),
+            )?;
+            writer.set(
+                "tokenizer.ggml.merges",
+                gguf::StringArray::from_iter([""; 0]),
+            )?;
         }
         for tensor in &self.tensors {
             let dims = tensor.dims;

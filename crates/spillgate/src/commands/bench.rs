@@ -41,10 +41,15 @@ pub struct BenchArgs {
     #[arg(long, value_name = "NAME[:TYPE]", conflicts_with = "model")]
     synth: Option<String>,
     /// What the random weights begin from
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "synth")]
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "model")]
     seed: u64,
     /// How unevenly a mixture's experts are used, 0 being evenly: see 'xtask synth'
-    #[arg(long, value_name = "S", default_value_t = 0.0, requires = "synth")]
+    #[arg(
+        long,
+        value_name = "S",
+        default_value_t = 0.0,
+        conflicts_with = "model"
+    )]
     router_skew: f32,
     /// Fills the context before with random cells, made from this number, instead of a prompt's
     #[arg(long, value_name = "N")]

@@ -136,7 +136,8 @@ impl<'a> Loader<'a> {
         })?;
         let (in_file, in_memory) = self.vector_bytes.get();
         let more = (bytes.len() as u64, size_of_val(&values[..]) as u64);
-        self.vector_bytes.set((in_file + more.0, in_memory + more.1));
+        self.vector_bytes
+            .set((in_file + more.0, in_memory + more.1));
         let index = self.vectors.replace(self.vectors.get() + 1);
         Ok(Vector { values, index })
     }
@@ -281,6 +282,19 @@ fn fill(
         Some(error) => Err(error),
         None => Ok(Sha256::digest(digests.concat()).into()),
     }
+}
+
+/// [`fill`] of all jobs' pieces.
+#[cfg(test)]
+pub(super) fn fill_with(
+    source: &Source<'_>,
+    jobs: &[Job<'_>],
+    pool: &Pool,
+    tell: &mut (dyn FnMut(u64, u64) + Send),
+    sink: &impl Sink,
+) -> Result<[u8; 32], Error> {
+    let progress = Progress::new(0, tell);
+    fill(source, jobs, &Pieces::new(jobs), pool, &progress, sink)
 }
 
 fn sample(rows: &[u8]) -> [u8; 32] {

@@ -216,7 +216,7 @@ fn put_factors(ty: TensorType, factor: f32, key: u64, offset: u64, out: &mut [u8
     let blocks = out.chunks_exact_mut(ty.block_bytes());
     let half = |x: f32| f16::from_f32(x).to_bits();
     match ty {
-        T::MXFP4 => return put_powers(factor, key, offset, out),
+        T::MXFP4 => put_powers(factor, key, offset, out),
         // Codes count from 0: an offset puts their mean at 0.
         T::Q4_1 | T::Q5_1 => {
             let middle = if ty == T::Q4_1 { 7.5 } else { 15.5 };

@@ -54,6 +54,15 @@ pub struct Loading {
     pub gb_s: f64,
 }
 
+impl Loading {
+    /// The same for people.
+    pub fn line(&self, model: &Model) -> String {
+        let Self { seconds, gb_s } = self;
+        let (bytes, device) = (human_bytes(model.weight_bytes()), model.device());
+        format!("loading: {bytes} to {device} in {seconds:.2} s, {gb_s:.2} GB/s")
+    }
+}
+
 /// How much room a command needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
@@ -318,7 +327,7 @@ pub fn check_vocabulary(config: &Config, tokenizer: &Tokenizer) -> Result<()> {
     Ok(())
 }
 
-/// Loads the weights, with a bar. Says on stderr how long it took.
+/// Loads the weights, with a bar.
 fn load_model(path: &Path, file: &GgufFile, options: &LoadOptions) -> Result<(Model, Loading)> {
     let begun = Instant::now();
     let mut bar = Bar::on_terminal("loading");
@@ -338,12 +347,9 @@ fn load_model(path: &Path, file: &GgufFile, options: &LoadOptions) -> Result<(Mo
     bar.clear();
     let seconds = begun.elapsed().as_secs_f64();
     let gb_s = model.weight_bytes() as f64 / 1e9 / seconds;
-    eprintln!(
-        "loading: {} to {} in {seconds:.2} s, {gb_s:.2} GB/s",
-        human_bytes(model.weight_bytes()),
-        model.device()
-    );
-    Ok((model, Loading { seconds, gb_s }))
+    let loading = Loading { seconds, gb_s };
+    tracing::info!("{}", loading.line(&model));
+    Ok((model, loading))
 }
 
 pub fn load_options(flags: &MachineFlags) -> Result<LoadOptions> {

@@ -178,6 +178,7 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
     };
     let loaded = opened.load(&args.context, Need::Cells(needed))?;
     let model = &loaded.model;
+    eprintln!("{}", loaded.loading.line(model));
     let (mut session, memory) = loaded.session()?;
     let mut measured = Vec::with_capacity(cases.len());
     for case in cases {

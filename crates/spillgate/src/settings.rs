@@ -239,10 +239,6 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
         ..Request::default()
     });
     let rotate = flags.kv_rotate == OnOff::On;
-    if flags.device != ComputeDevice::Cpu && flags.budget.kv_share.0.is_some_and(|x| x > 0.0) {
-        let what = "--kv-share: the CPU cannot take a share of a GPU's attention yet";
-        return Err(Advised::new(what, "leave it out: all of the tail is streamed").into());
-    }
     Ok(match need {
         Need::Chosen => Asked {
             n_ctx: ctx,

@@ -2,7 +2,7 @@
 
 use super::layout::{KvBlock, Partials, Table};
 use super::prefill::{Spans, Step};
-use super::{Attention, Params};
+use super::{Attention, Params, Turn};
 use crate::error::Error;
 use crate::kernel::Start;
 use crate::memory::{Buffer, Outbox};
@@ -71,6 +71,25 @@ impl Attention {
     ) -> Result<(), Error> {
         self.list(stream, outbox, table, std::slice::from_ref(block), 0)?;
         self.append(stream, start, table, position, tokens, k, v)
+    }
+
+    /// [`Attention::turn`] of one token, whose cell goes to one block.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn turn_to(
+        &self,
+        stream: &Stream,
+        start: Start,
+        outbox: &mut Outbox,
+        table: &mut Table,
+        block: &Over<'_>,
+        position: &Buffer<u32>,
+        q: &mut Buffer<f32>,
+        k: &mut Buffer<f32>,
+        v: &mut Buffer<f32>,
+        how: &Turn<'_>,
+    ) -> Result<(), Error> {
+        self.list(stream, outbox, table, std::slice::from_ref(block), 0)?;
+        self.turn(stream, start, 1, q, k, v, how, Some((table, position)))
     }
 
     /// [`Attention::decode`] over some blocks, whose partial results go to slots from `first_slot` on.

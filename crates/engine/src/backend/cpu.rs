@@ -1,9 +1,9 @@
 //! The CPU: everything is in main memory, operations are over when they return.
 
-use super::{Added, At, Attending, Backend, CELLS, LOGIT_ROWS, Placed, Rotation, down_passes};
+use super::{Added, At, Attending, Backend, CELLS, LOGIT_ROWS, Placed, Turn, down_passes};
 use crate::error::Error;
 use crate::model::rope::Frequencies;
-use crate::model::{Layer, Linear, Model, Vector};
+use crate::model::{Linear, Model, Vector};
 use cpu::acts::Acts;
 use cpu::attention::{KvShape, Params, Partials, Span, Step, append, attend};
 use cpu::mem::{Buffer, OutOfMemory};
@@ -225,15 +225,18 @@ impl Backend for Cpu<'_> {
 
     fn turn(
         &mut self,
-        layer: &Layer,
-        windowed: bool,
-        rotation: Rotation,
+        turn: &Turn<'_>,
         tokens: usize,
         q: &mut Buffer<f32>,
         k: &mut Buffer<f32>,
         v: &mut Buffer<f32>,
     ) {
         let (model, c) = (self.model, self.model.config());
+        let Turn {
+            layer,
+            windowed,
+            rotation,
+        } = *turn;
         let angles = &self.angles[usize::from(windowed)];
         let (row_q, row_k) = (c.heads * c.head_k, c.heads_kv * c.head_k);
         let (q, k) = (&mut q[..tokens * row_q], &mut k[..tokens * row_k]);

@@ -76,6 +76,15 @@ pub(crate) struct Rotation {
     pub(crate) v: bool,
 }
 
+/// What is done to a layer's queries and cells before they are attended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Turn<'a> {
+    pub(crate) layer: &'a Layer,
+    /// Whether its rope is that of layers with a window.
+    pub(crate) windowed: bool,
+    pub(crate) rotation: Rotation,
+}
+
 /// What sessions compute on. Shapes: T tokens, D width, H query heads, K KV heads, C head size, F feed-forward width, V vocabulary.
 ///
 /// Matrices and vectors of weights are those of [`Backend::model`].
@@ -145,12 +154,9 @@ pub(crate) trait Backend: Debug + Sized {
         outputs: [(&Linear, &mut Self::Array); N],
     );
     /// Norms (where the architecture does) and turns `q` `[T, H, C]` and `k` `[T, K, C]`, then rotates what is to be rotated.
-    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     fn turn(
         &mut self,
-        layer: &Layer,
-        windowed: bool,
-        rotation: Rotation,
+        turn: &Turn<'_>,
         tokens: usize,
         q: &mut Self::Array,
         k: &mut Self::Array,
@@ -166,8 +172,23 @@ pub(crate) trait Backend: Debug + Sized {
         k: &Self::Array,
         v: &Self::Array,
     );
+    /// Both for one token. What `k` and `v` hold afterwards does not matter.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    fn turn_and_append(
+        &mut self,
+        turn: &Turn<'_>,
+        attending: &Attending<'_>,
+        slab: &mut Self::Slab,
+        block: usize,
+        q: &mut Self::Array,
+        k: &mut Self::Array,
+        v: &mut Self::Array,
+    ) {
+        self.turn(turn, 1, q, k, v);
+        self.append(attending, slab, block, 0..1, k, v);
+    }
     /// Attends `q` `[T, H, C]` over spans in ascending order, in one call or several; after the last, `out` `[T, H, C]` is the
-    /// result.
+    /// result, for [`leave`](Self::leave) to go on with.
     fn attend(
         &mut self,
         attending: &Attending<'_>,

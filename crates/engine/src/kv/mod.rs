@@ -15,7 +15,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-use crate::backend::{At, Attending, Backend, CELLS, GROUP, KvShape, Placed, Step};
+use crate::backend::{At, Attending, Backend, CELLS, GROUP, KvShape, Placed, Step, Turn};
 use crate::error::Error;
 use crate::model::Config;
 use sequence::Sequence;
@@ -416,6 +416,30 @@ impl<B: Backend> Cache<B> {
         0..share as usize
     }
 
+    /// Turns the tokens' queries `q` `[T, H, C]` and stores their cells of a layer, made of `k` `[T, K, C]` and `v` `[T, K, C]`, which need
+    /// not hold anything of use afterwards.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub(crate) fn turn_and_append(
+        &mut self,
+        backend: &mut B,
+        layer: usize,
+        tokens: usize,
+        turn: &Turn<'_>,
+        q: &mut B::Array,
+        k: &mut B::Array,
+        v: &mut B::Array,
+    ) {
+        if tokens == 1 {
+            let (shape, LayerAt { at, .. }) = (self.shape, self.layers[layer].clone());
+            let attending = self.appending(layer, 1, &shape, &at);
+            let block = self.n() / CELLS;
+            let slab = self.writable(layer, block);
+            return backend.turn_and_append(turn, &attending, slab, block, q, k, v);
+        }
+        backend.turn(turn, tokens, q, k, v);
+        self.append(backend, layer, tokens, k, v);
+    }
+
     /// Stores the tokens' cells of a layer: `k` `[T, K, C]`, `v` `[T, K, C]`.
     pub(crate) fn append(
         &mut self,
@@ -425,35 +449,46 @@ impl<B: Backend> Cache<B> {
         k: &B::Array,
         v: &B::Array,
     ) {
-        let shape = self.shape;
-        let n = self.n();
-        let LayerAt { windowed, at, .. } = self.layers[layer].clone();
-        let generated = self.generated;
+        let (n, shape, LayerAt { at, .. }) = (self.n(), self.shape, self.layers[layer].clone());
+        let attending = self.appending(layer, tokens, &shape, &at);
+        let mut done = 0;
+        while done < tokens {
+            let cell = n + done;
+            let count = (CELLS - cell % CELLS).min(tokens - done);
+            let slab = self.writable(layer, cell / CELLS);
+            backend.append(&attending, slab, cell / CELLS, done..done + count, k, v);
+            done += count;
+        }
+    }
+
+    fn appending<'a>(
+        &self,
+        layer: usize,
+        tokens: usize,
+        shape: &'a KvShape,
+        at: &'a Range<usize>,
+    ) -> Attending<'a> {
+        Attending {
+            shape,
+            at,
+            window: None,
+            position: self.n(),
+            tokens,
+            generated: self.generated,
+            layer,
+        }
+    }
+
+    /// The slab that a layer's part of a block is written to.
+    fn writable(&mut self, layer: usize, block: usize) -> &mut B::Slab {
+        let windowed = self.layers[layer].windowed;
         let (sequence, full, ring) = self.parts();
         let (store, track) = if windowed {
             (ring, &sequence.ring)
         } else {
             (full, &sequence.full)
         };
-        let attending = Attending {
-            shape: &shape,
-            at: &at,
-            window: None,
-            position: n,
-            tokens,
-            generated,
-            layer,
-        };
-        let mut done = 0;
-        while done < tokens {
-            let cell = n + done;
-            let count = (CELLS - cell % CELLS).min(tokens - done);
-            let id = track.get(cell / CELLS).expect("reserved");
-            let rows = done..done + count;
-            let slab = store.device_mut(id);
-            backend.append(&attending, slab, cell / CELLS, rows, k, v);
-            done += count;
-        }
+        store.device_mut(track.get(block).expect("reserved"))
     }
 
     /// Attends the tokens' queries `q` `[T, H, C]` over all cells of a layer.

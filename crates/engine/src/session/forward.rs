@@ -5,7 +5,7 @@
 //!     -> output projection -> add -> norm -> gated feed-forward -> add -> ... -> norm -> logits
 //! ```
 
-use crate::backend::{Added, Backend, Rotation};
+use crate::backend::{Added, Backend, Rotation, Turn};
 use crate::error::Error;
 use crate::kv::Cache;
 use crate::model::{Config, Layer, Model};
@@ -141,8 +141,12 @@ impl<B: Backend> Work<B> {
             (&layer.v, &mut *v),
         ];
         backend.enter(added, &layer.attn_norm, t, x, normed, outputs);
-        backend.turn(layer, c.window_of(i).is_some(), rotation, t, q, k, v);
-        cache.append(backend, i, t, k, v);
+        let turn = Turn {
+            layer,
+            windowed: c.window_of(i).is_some(),
+            rotation,
+        };
+        cache.turn_and_append(backend, i, t, &turn, q, k, v);
         cache.attend(backend, i, t, q, attended);
         backend.leave(&layer.output, rotation.v, t, attended, delta);
     }

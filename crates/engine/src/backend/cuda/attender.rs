@@ -147,15 +147,15 @@ impl Attender {
     }
 
     /// Waits, on the device, for what they fold to.
-    pub(super) fn take_back(
-        &mut self,
-        stream: &Stream,
-        start: Start,
-    ) -> Result<&DevicePartials, Error> {
+    pub(super) fn take_back(&mut self, stream: &Stream, start: Start) -> Result<(), Error> {
         let n = self.what.heads * (2 + self.what.shape.c_v);
         let values = self.totals.values_mut();
-        self.bell.take_back(stream, start, self.number, values, n)?;
-        Ok(&self.totals)
+        self.bell.take_back(stream, start, self.number, values, n)
+    }
+
+    /// What was taken back last.
+    pub(super) fn totals(&self) -> &DevicePartials {
+        &self.totals
     }
 
     /// Nothing that was handed over so far is waited for any more. Says whether all of it was answered in time.

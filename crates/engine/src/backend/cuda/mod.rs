@@ -13,21 +13,21 @@ use self::attender::{Attended, Attender, HostSpan};
 use self::ring::Ring;
 use self::weights::OnDevice;
 use super::{
-    Added, At, Attending, Backend, CELLS, GROUP, KvShape, LOGIT_ROWS, Placed, Rotation, Step,
+    Added, At, Attending, Backend, CELLS, GROUP, KvShape, LOGIT_ROWS, Placed, Step, Turn,
     down_passes,
 };
 use crate::error::Error;
 use crate::model::rope::Frequencies;
-use crate::model::{Layer, Linear, Model, Vector};
+use crate::model::{Linear, Model, Vector};
 use cuda::attention::{
     Attention, KvShape as DeviceShape, KvType as DeviceType, Over, Params, Part, Partials, Parts,
-    Spans, Step as DeviceStep, Table,
+    Spans, Step as DeviceStep, Table, Turn as DeviceTurn,
 };
 use cuda::kernel::Start;
-use cuda::ops::{Angles, Delta, Gate, Heads, Ops, RopePairs, Rotation as HeadRotation};
-use cuda::product::Target;
+use cuda::ops::{Angles, Delta, Gate, Heads, Normed, Ops, RopePairs, Rotation as HeadRotation};
+use cuda::product::{FEW_MAX, Output, StepRecord, TOGETHER_MAX, Target};
 use cuda::{Acts, Buffer, Device, Graph, Mailbox, Outbox, Quantiser, Stream};
-use quant::act::{BLOCK32, Passes};
+use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::act_block;
 use std::ops::Range;
 use std::sync::Arc;
@@ -72,10 +72,9 @@ pub(crate) struct Cuda<'m> {
     last: [Buffer<f32>; 2],
     logits: Buffer<f32>,
     host_logits: Mailbox<f32>,
-    /// A generated token: what goes to `ids`, to `position`, to `angles`.
-    token: Mailbox<i32>,
-    place: Mailbox<u32>,
-    turns: [[Mailbox<f32>; 2]; 2],
+    /// What a generated token's step begins with, and its angles on the way there.
+    record: StepRecord,
+    turns: [[Vec<f32>; 2]; 2],
     /// Whether the operations are those of a generated token. They start while the ones ahead of them still run; a prompt's are long
     /// enough to wait.
     generated: bool,
@@ -143,10 +142,7 @@ impl<'m> Cuda<'m> {
             let n = (ubatch * frequencies.pairs()).max(1);
             Ok::<_, cuda::Error>([zeros(n)?, zeros(n)?])
         };
-        let turns = |frequencies: &Frequencies| {
-            let n = frequencies.pairs();
-            Ok::<_, cuda::Error>([Mailbox::new(&device, n)?, Mailbox::new(&device, n)?])
-        };
+        let pairs = [model.rope.pairs(), model.rope_windowed.pairs()];
         let spans = Spans::values(&shape, c.heads, ubatch, SPANS_AT_ONCE);
         let rows = LOGIT_ROWS.min(ubatch);
         Ok(Self {
@@ -173,9 +169,8 @@ impl<'m> Cuda<'m> {
             last: [zeros(LOGIT_ROWS * c.width)?, zeros(LOGIT_ROWS * c.width)?],
             logits: zeros(rows * c.n_vocab)?,
             host_logits: Mailbox::new(&device, rows * c.n_vocab)?,
-            token: Mailbox::new(&device, 1)?,
-            place: Mailbox::new(&device, 1)?,
-            turns: [turns(&model.rope)?, turns(&model.rope_windowed)?],
+            record: StepRecord::new(&device, pairs)?,
+            turns: pairs.map(|n| [vec![0.0; n], vec![0.0; n]]),
             generated: false,
             start: Start::After,
             graph: None,
@@ -192,110 +187,126 @@ impl<'m> Cuda<'m> {
         }
     }
 
-    /// Products of one input, quantised for each kind of block once.
-    fn products(
+    /// Quantises `x` `[T, K]` for the formats of some matrices that it is multiplied with.
+    fn quantise(
         &mut self,
         x: &Buffer<f32>,
         tokens: usize,
         passes: Passes,
+        outputs: &[(&Linear, &mut Buffer<f32>)],
+    ) -> Result<(), cuda::Error> {
+        for block in [BLOCK32, BLOCK256] {
+            let mut of_block = outputs
+                .iter()
+                .filter(|(linear, _)| act_block(linear.w.ty()) == Some(block));
+            let Some((linear, _)) = of_block.next() else {
+                continue;
+            };
+            let shape = cuda::acts::Shape {
+                tokens,
+                k: linear.w.k(),
+                block,
+                passes,
+            };
+            let acts = match block {
+                BLOCK32 => &mut self.acts32,
+                _ => &mut self.acts256,
+            };
+            self.quantiser
+                .quantise(&self.stream, self.start, x, shape, acts)?;
+        }
+        Ok(())
+    }
+
+    /// Products of one input `x`, which has been quantised, with their biases: neighbours of one format together, where the input is
+    /// few columns.
+    fn products(
+        &mut self,
+        x: &Buffer<f32>,
+        tokens: usize,
         outputs: &mut [(&Linear, &mut Buffer<f32>)],
     ) -> Result<(), cuda::Error> {
-        let start = self.start;
-        let mut quantised = [false; 2];
-        for (linear, out) in outputs {
-            let (w, product) = self.weights.matrix(&linear.w);
-            let (stream, k) = (&self.stream, linear.w.k());
-            match act_block(linear.w.ty()) {
-                None => product.float(stream, start, w, x, tokens, out)?,
-                Some(block) => {
-                    let (acts, done) = match block {
-                        BLOCK32 => (&mut self.acts32, &mut quantised[0]),
-                        _ => (&mut self.acts256, &mut quantised[1]),
-                    };
-                    if !*done {
-                        let shape = cuda::acts::Shape {
-                            tokens,
-                            k,
-                            block,
-                            passes,
-                        };
-                        self.quantiser.quantise(stream, start, x, shape, acts)?;
-                        *done = true;
-                    }
-                    product.quantised(stream, start, w, acts, out)?;
+        let (stream, start) = (&self.stream, self.start);
+        for outputs in outputs.chunk_by_mut(|a, b| a.0.w.ty() == b.0.w.ty()) {
+            let ty = outputs[0].0.w.ty();
+            let (_, product) = self.weights.matrix(&outputs[0].0.w);
+            let acts = match act_block(ty) {
+                None => None,
+                Some(BLOCK32) => Some(&self.acts32),
+                Some(_) => Some(&self.acts256),
+            };
+            if let Some(acts) = acts
+                && acts.shape().columns() <= FEW_MAX
+            {
+                for outputs in outputs.chunks_mut(TOGETHER_MAX) {
+                    let mut together: Vec<Output<'_>> = outputs
+                        .iter_mut()
+                        .map(|(linear, y)| Output {
+                            w: self.weights.matrix(&linear.w).0,
+                            bias: linear.bias.as_ref().map(|b| self.weights.vector(b)),
+                            y,
+                        })
+                        .collect();
+                    product.together(stream, start, acts, &mut together)?;
                 }
+                continue;
             }
-            if let Some(bias) = &linear.bias {
-                let bias = self.weights.vector(bias);
-                let n = linear.w.n();
-                self.ops.add_bias(stream, start, tokens, n, out, bias)?;
+            for (linear, out) in outputs {
+                let (w, _) = self.weights.matrix(&linear.w);
+                match acts {
+                    None => product.float(stream, start, w, x, tokens, out)?,
+                    Some(acts) => product.quantised(stream, start, w, acts, out)?,
+                }
+                if let Some(bias) = &linear.bias {
+                    let bias = self.weights.vector(bias);
+                    let n = linear.w.n();
+                    self.ops.add_bias(stream, start, tokens, n, out, bias)?;
+                }
             }
         }
         Ok(())
     }
 
-    /// Adds what half a layer gave to `x`, norms it.
-    fn residual_norm(
-        &mut self,
-        added: Option<Added<'_, Self>>,
-        norm: Option<(&Vector, &mut Buffer<f32>)>,
-        tokens: usize,
-        x: &mut Buffer<f32>,
-    ) -> Result<(), cuda::Error> {
-        let c = self.model.config();
-        let delta = added.map(|added| Delta {
-            first: added.delta,
-            second: None,
-            bias: None,
-            norm: added.norm.map(|norm| self.weights.vector(norm)),
-        });
-        let (w, out) = norm.unzip();
-        let w = w.map(|w| self.weights.vector(w));
-        let (stream, start) = (&self.stream, self.start);
-        self.ops
-            .residual_norm(stream, start, tokens, c.width, c.norm_eps, x, delta, w, out)
-    }
-
-    /// Multiplies heads of `x` `[T, H, C]` with a Hadamard matrix.
-    fn rotate(
-        &mut self,
-        size: usize,
-        tokens: usize,
-        heads: usize,
-        x: &mut Buffer<f32>,
-    ) -> Result<(), cuda::Error> {
-        let what = Heads {
-            rotation: HeadRotation::Hadamard,
-            ..Heads::default()
-        };
-        let (stream, start) = (&self.stream, self.start);
-        self.ops
-            .heads(stream, start, tokens, heads, size, 0.0, x, &what)
-    }
-
-    /// Puts down what a generated token's step reads.
-    fn write_step(&mut self, position: usize, token: u32) {
-        self.token[0] = token as i32;
-        self.place[0] = u32::try_from(position).unwrap_or(u32::MAX);
+    /// Puts down what a generated token's step begins with.
+    fn write_step(&mut self, position: usize, token: u32) -> Result<(), cuda::Error> {
         let frequencies = [&self.model.rope, &self.model.rope_windowed];
         for ([cos, sin], frequencies) in self.turns.iter_mut().zip(frequencies) {
             frequencies.fill(position, 1, cos, sin);
         }
+        let angles = self.turns.each_ref().map(|[cos, sin]| [&cos[..], &sin[..]]);
+        let position = u32::try_from(position).unwrap_or(u32::MAX);
+        self.record.write(token, position, angles)
     }
 
-    /// Begins to copy it to the device.
-    fn send_step(&mut self) -> Result<(), cuda::Error> {
-        self.token.send(&self.stream, 0..1, &mut self.ids)?;
-        self.place.send(&self.stream, 0..1, &mut self.position)?;
-        for (to, from) in self
-            .angles
-            .iter_mut()
-            .flatten()
-            .zip(self.turns.iter().flatten())
-        {
-            from.send(&self.stream, 0..from.len(), to)?;
-        }
-        Ok(())
+    /// Folds a generated token's partial results, and makes of them what `output` multiplies.
+    fn fold(
+        &mut self,
+        output: &Linear,
+        rotated: bool,
+        attended: &mut Buffer<f32>,
+    ) -> Result<(), cuda::Error> {
+        let totals = match self.collected.first() {
+            Some(Part::Group { .. }) => self.attender.as_ref().map(Attender::totals),
+            _ => None,
+        };
+        let blocks = act_block(output.w.ty()).map(|block| {
+            let acts = match block {
+                BLOCK32 => &mut self.acts32,
+                _ => &mut self.acts256,
+            };
+            (acts, block, Passes::One)
+        });
+        self.attention.fold_to(
+            &self.stream,
+            self.start,
+            &self.parts,
+            &self.partials,
+            totals,
+            None,
+            attended,
+            hadamard(rotated),
+            blocks,
+        )
     }
 
     /// Copies what a prompt's chunk reads to the device.
@@ -325,10 +336,62 @@ impl<'m> Cuda<'m> {
                     b.failed.take().map_or(Ok(()), Err)
                 })?);
             }
-            b.write_step(position, token);
+            b.write_step(position, token)?;
             let graph = b.graph.as_mut().expect("just recorded");
             graph.launch(&b.stream)
         });
+    }
+}
+
+/// What is added to the residual stream.
+fn delta<'a>(weights: &'a OnDevice<'_>, added: &Added<'a, Cuda<'_>>) -> Delta<'a> {
+    Delta {
+        first: added.delta,
+        second: None,
+        bias: None,
+        norm: added.norm.map(|norm| weights.vector(norm)),
+    }
+}
+
+/// How a layer's heads are turned.
+fn turning<'a>(
+    model: &Model,
+    weights: &'a OnDevice<'_>,
+    angles: &'a [[Buffer<f32>; 2]; 2],
+    turn: &Turn<'a>,
+) -> DeviceTurn<'a> {
+    let c = model.config();
+    let [cos, sin] = &angles[usize::from(turn.windowed)];
+    let rope = if turn.windowed {
+        &model.rope_windowed
+    } else {
+        &model.rope
+    };
+    let norm = |norm: &'a Option<Vector>| norm.as_ref().map(|w| weights.vector(w));
+    DeviceTurn {
+        bias: [None; 3],
+        norm: [norm(&turn.layer.q_norm), norm(&turn.layer.k_norm)],
+        eps: c.norm_eps,
+        angles: Some(Angles {
+            cos,
+            sin,
+            pairs: rope.pairs(),
+            which: match c.rope_pairs {
+                cpu::ops::RopePairs::Neighbours => RopePairs::Neighbours,
+                cpu::ops::RopePairs::Halves => RopePairs::Halves,
+            },
+            position: None,
+        }),
+        rotation_k: hadamard(turn.rotation.k),
+        rotation_v: hadamard(turn.rotation.v),
+    }
+}
+
+fn hadamard(rotates: bool) -> HeadRotation {
+    if rotates {
+        HeadRotation::Hadamard
+    } else {
+        HeadRotation::None
     }
 }
 
@@ -438,20 +501,22 @@ impl Backend for Cuda<'_> {
 
     fn begin(&mut self, position: usize, tokens: &[u32], x: &mut Buffer<f32>) {
         self.run(|b| {
+            let (n, c) = (tokens.len(), b.model.config());
+            let factor = c.embedding_scale;
             if let [token] = *tokens
                 && b.generated
             {
-                b.write_step(position, token);
-                b.send_step()?;
-            } else {
-                b.is_listed = false;
-                b.upload_chunk(position, tokens)?;
+                b.write_step(position, token)?;
+                let (w, product) = b.weights.matrix(&b.model.embedding);
+                let angles = b.angles.each_mut().map(|[cos, sin]| Some([cos, sin]));
+                let (stream, record, at) = (&b.stream, &b.record, &mut b.position);
+                return product.begin(stream, b.start, w, record, factor, at, angles, x);
             }
-            let (n, c) = (tokens.len(), b.model.config());
+            b.is_listed = false;
+            b.upload_chunk(position, tokens)?;
             let (w, product) = b.weights.matrix(&b.model.embedding);
             product.decode_rows(&b.stream, b.start, w, &b.ids, n, x)?;
-            if c.embedding_scale != 1.0 {
-                let factor = c.embedding_scale;
+            if factor != 1.0 {
                 b.ops.scale(&b.stream, b.start, n * c.width, x, factor)?;
             }
             Ok(())
@@ -468,58 +533,71 @@ impl Backend for Cuda<'_> {
         mut outputs: [(&Linear, &mut Buffer<f32>); N],
     ) {
         self.run(|b| {
-            b.residual_norm(added, Some((norm, &mut *normed)), tokens, x)?;
-            b.products(normed, tokens, Passes::One, &mut outputs)
+            let c = b.model.config();
+            let blocks = outputs
+                .each_ref()
+                .map(|(linear, _)| act_block(linear.w.ty()));
+            let w = Some(b.weights.vector(norm));
+            let added = added.map(|added| delta(&b.weights, &added));
+            let reads = |block| blocks.contains(&block);
+            let out = Normed {
+                row: reads(None).then_some(&mut *normed),
+                blocks32: reads(Some(BLOCK32)).then_some((&mut b.acts32, Passes::One)),
+                blocks256: reads(Some(BLOCK256)).then_some((&mut b.acts256, Passes::One)),
+            };
+            let (stream, start, width, eps) = (&b.stream, b.start, c.width, c.norm_eps);
+            b.ops
+                .residual_norm_to(stream, start, tokens, width, eps, x, added, w, out)?;
+            b.products(normed, tokens, &mut outputs)
         });
     }
 
     fn turn(
         &mut self,
-        layer: &Layer,
-        windowed: bool,
-        rotation: Rotation,
+        turn: &Turn<'_>,
         tokens: usize,
         q: &mut Buffer<f32>,
         k: &mut Buffer<f32>,
         v: &mut Buffer<f32>,
     ) {
         self.run(|b| {
-            let c = b.model.config();
-            let [cos, sin] = &b.angles[usize::from(windowed)];
-            let rope = if windowed {
-                &b.model.rope_windowed
-            } else {
-                &b.model.rope
+            let (stream, how) = (&b.stream, turning(b.model, &b.weights, &b.angles, turn));
+            b.attention
+                .turn(stream, b.start, tokens, q, k, v, &how, None)
+        });
+    }
+
+    fn turn_and_append(
+        &mut self,
+        turn: &Turn<'_>,
+        attending: &Attending<'_>,
+        slab: &mut Buffer<u8>,
+        block: usize,
+        q: &mut Buffer<f32>,
+        k: &mut Buffer<f32>,
+        v: &mut Buffer<f32>,
+    ) {
+        self.run(|b| {
+            let block = Over {
+                slab,
+                offset: attending.at.start,
+                index: block,
+                cells: (0, CELLS),
             };
-            let angles = Angles {
-                cos,
-                sin,
-                pairs: rope.pairs(),
-                which: match c.rope_pairs {
-                    cpu::ops::RopePairs::Neighbours => RopePairs::Neighbours,
-                    cpu::ops::RopePairs::Halves => RopePairs::Halves,
-                },
-                position: None,
-            };
-            for (x, heads, norm) in [(q, c.heads, &layer.q_norm), (k, c.heads_kv, &layer.k_norm)] {
-                let what = Heads {
-                    bias: None,
-                    norm: norm.as_ref().map(|norm| b.weights.vector(norm)),
-                    angles: Some(angles),
-                    rotation: if rotation.k {
-                        HeadRotation::Hadamard
-                    } else {
-                        HeadRotation::None
-                    },
-                };
-                let (size, eps) = (c.head_k, c.norm_eps);
-                b.ops
-                    .heads(&b.stream, b.start, tokens, heads, size, eps, x, &what)?;
-            }
-            if rotation.v {
-                b.rotate(c.head_v, tokens, c.heads_kv, v)?;
-            }
-            Ok(())
+            let how = turning(b.model, &b.weights, &b.angles, turn);
+            let [_, table] = &mut b.tables[attending.layer];
+            b.attention.turn_to(
+                &b.stream,
+                b.start,
+                &mut b.outbox,
+                table,
+                &block,
+                &b.position,
+                q,
+                k,
+                v,
+                &how,
+            )
         });
     }
 
@@ -656,14 +734,13 @@ impl Backend for Cuda<'_> {
                 b.parts.send(stream, outbox, &b.collected)?;
                 b.folded.clone_from(&b.collected);
             }
-            let totals = match (b.collected.first(), &mut b.attender) {
-                (Some(Part::Group { .. }), Some(attender)) => {
-                    Some(attender.take_back(stream, b.start)?)
-                }
-                _ => None,
-            };
-            let (attention, parts) = (&b.attention, &b.parts);
-            attention.fold(stream, b.start, parts, &b.partials, totals, None, out)
+            if let (Some(Part::Group { .. }), Some(attender)) =
+                (b.collected.first(), &mut b.attender)
+            {
+                attender.take_back(stream, b.start)?;
+            }
+            // Folded on the way out, where it is known what reads the result.
+            Ok(())
         });
     }
 
@@ -676,11 +753,23 @@ impl Backend for Cuda<'_> {
         delta: &mut Buffer<f32>,
     ) {
         self.run(|b| {
-            let c = b.model.config();
-            if rotated {
-                b.rotate(c.head_v, tokens, c.heads, attended)?;
+            let mut outputs = [(output, delta)];
+            if b.generated {
+                b.fold(output, rotated, attended)?;
+            } else {
+                if rotated {
+                    let c = b.model.config();
+                    let what = Heads {
+                        rotation: HeadRotation::Hadamard,
+                        ..Heads::default()
+                    };
+                    let (stream, start, heads, size) = (&b.stream, b.start, c.heads, c.head_v);
+                    b.ops
+                        .heads(stream, start, tokens, heads, size, 0.0, attended, &what)?;
+                }
+                b.quantise(attended, tokens, Passes::One, &outputs)?;
             }
-            b.products(attended, tokens, Passes::One, &mut [(output, delta)])
+            b.products(attended, tokens, &mut outputs)
         });
     }
 
@@ -698,9 +787,25 @@ impl Backend for Cuda<'_> {
                 cpu::ops::Gate::Silu => Gate::Silu,
                 cpu::ops::Gate::Gelu => Gate::Gelu,
             };
-            b.ops
-                .gated(&b.stream, b.start, f, tokens * c.ff, gate, up)?;
-            b.products(gate, tokens, down_passes(down), &mut [(down, delta)])
+            let (stream, start) = (&b.stream, b.start);
+            match act_block(down.w.ty()) {
+                None => b.ops.gated(stream, start, f, tokens * c.ff, gate, up)?,
+                Some(block) => {
+                    let shape = cuda::acts::Shape {
+                        tokens,
+                        k: c.ff,
+                        block,
+                        passes: down_passes(down),
+                    };
+                    let acts = match block {
+                        BLOCK32 => &mut b.acts32,
+                        _ => &mut b.acts256,
+                    };
+                    b.ops
+                        .gated_to(stream, start, f, gate, up, false, shape, acts)?;
+                }
+            }
+            b.products(gate, tokens, &mut [(down, delta)])
         });
     }
 
@@ -711,46 +816,48 @@ impl Backend for Cuda<'_> {
         x: &mut Buffer<f32>,
         _normed: &mut Buffer<f32>,
     ) {
-        self.run(|b| b.residual_norm(Some(added), None, tokens, x));
+        self.run(|b| {
+            let c = b.model.config();
+            let (stream, start, width, eps) = (&b.stream, b.start, c.width, c.norm_eps);
+            let added = Some(delta(&b.weights, &added));
+            b.ops
+                .residual_norm(stream, start, tokens, width, eps, x, added, None, None)
+        });
     }
 
     fn compute_logits(&mut self, x: &Buffer<f32>, rows: Range<usize>) {
         self.run(|b| {
             let (model, n) = (b.model, rows.len());
             let c = model.config();
-            let [copied, normed] = &mut b.last;
-            copied.copy_from(&b.stream, 0, x, rows.start * c.width..rows.end * c.width)?;
-            let w = b.weights.vector(&model.output_norm);
-            let (width, eps) = (c.width, c.norm_eps);
-            b.ops
-                .norm(&b.stream, b.start, n, width, eps, copied, w, normed)?;
             let output = model.output();
+            let [copied, normed] = &mut b.last;
+            let from = if rows.start == 0 {
+                x
+            } else {
+                copied.copy_from(&b.stream, 0, x, rows.start * c.width..rows.end * c.width)?;
+                copied
+            };
+            let block = act_block(output.ty());
+            let out = Normed {
+                row: block.is_none().then_some(&mut *normed),
+                blocks32: (block == Some(BLOCK32)).then_some((&mut b.acts32, Passes::Two)),
+                blocks256: (block == Some(BLOCK256)).then_some((&mut b.acts256, Passes::Two)),
+            };
+            let norm = b.weights.vector(&model.output_norm);
+            let (stream, start) = (&b.stream, b.start);
+            b.ops
+                .norm_to(stream, start, n, c.width, c.norm_eps, from, norm, out)?;
             let (w, product) = b.weights.matrix(output);
-            match act_block(output.ty()) {
-                None => product.float(&b.stream, b.start, w, normed, n, &mut b.logits)?,
-                Some(block) => {
-                    let acts = if block == BLOCK32 {
-                        &mut b.acts32
-                    } else {
-                        &mut b.acts256
-                    };
-                    let shape = cuda::acts::Shape {
-                        tokens: n,
-                        k: width,
-                        block,
-                        passes: Passes::Two,
-                    };
-                    b.quantiser
-                        .quantise(&b.stream, b.start, normed, shape, acts)?;
-                    product.quantised(&b.stream, b.start, w, acts, &mut b.logits)?;
-                }
+            match block {
+                None => product.float(stream, start, w, normed, n, &mut b.logits)?,
+                Some(BLOCK32) => product.quantised(stream, start, w, &b.acts32, &mut b.logits)?,
+                Some(_) => product.quantised(stream, start, w, &b.acts256, &mut b.logits)?,
             }
             let values = n * c.n_vocab;
             if let Some(cap) = c.logit_soft_cap {
-                b.ops
-                    .soft_cap(&b.stream, b.start, values, &mut b.logits, cap)?;
+                b.ops.soft_cap(stream, start, values, &mut b.logits, cap)?;
             }
-            b.host_logits.receive(&b.stream, &b.logits, values)
+            b.host_logits.receive(stream, &b.logits, values)
         });
     }
 

@@ -39,6 +39,7 @@
 //! | F32, F16, BF16 | a block is one value: `1x4` or `1x2` | |
 
 mod direct;
+mod file;
 
 use gguf::TensorType;
 
@@ -153,11 +154,10 @@ impl Layout {
             .chain((0..runs).flat_map(move |_| planes.into_iter().flatten()))
     }
 
-    /// Interleaves `rows` rows' records of one block into a tile's block.
+    /// Interleaves `rows` rows' records of one block, `stride` bytes apart, into a tile's block.
     ///
-    /// `record(r)` is row `r`'s block, regrouped by [`Layout::regroup`].
-    fn interleave(&self, rows: usize, records: &[u8], tile_block: &mut [u8]) {
-        let stride = self.block_bytes();
+    /// A record is a row's block, regrouped by [`Layout::regroup`].
+    fn interleave(&self, rows: usize, stride: usize, records: &[u8], tile_block: &mut [u8]) {
         let (mut from, mut to) = (0, 0);
         for Field { n, w } in self.fields() {
             let out = &mut tile_block[to..to + n * w * rows];
@@ -255,11 +255,12 @@ fn interleave_items<const W: usize>(
     records: &[u8],
     out: &mut [u8],
 ) {
-    for (i, out) in out.chunks_exact_mut(W * rows).enumerate() {
-        for (r, out) in out.chunks_exact_mut(W).enumerate() {
-            let at = r * stride + from + i * W;
-            let item: [u8; W] = records[at..at + W].try_into().expect("an item of W bytes");
-            out.copy_from_slice(&item);
+    let len = out.len() / rows;
+    for r in 0..rows {
+        let items = &records[r * stride + from..][..len];
+        let places = out.chunks_exact_mut(W * rows);
+        for (item, place) in items.chunks_exact(W).zip(places) {
+            place[r * W..(r + 1) * W].copy_from_slice(item);
         }
     }
 }
@@ -336,154 +337,6 @@ fn low_place(low_bits: u32, group: usize, per_word: usize) -> (usize, usize) {
         (group % 4, group / 4)
     } else {
         (group / per_word, group % per_word)
-    }
-}
-
-/// Codes and header fields in the order of the files.
-mod file {
-    use gguf::TensorType;
-
-    /// A block's header bytes, in the order of [`super::Layout`]'s fields.
-    pub(super) struct Header {
-        bytes: [u8; 32],
-        len: usize,
-    }
-
-    impl Header {
-        fn of(parts: &[&[u8]]) -> Self {
-            let mut h = Self {
-                bytes: [0; 32],
-                len: 0,
-            };
-            for p in parts {
-                h.bytes[h.len..h.len + p.len()].copy_from_slice(p);
-                h.len += p.len();
-            }
-            h
-        }
-        pub(super) fn len(&self) -> usize {
-            self.len
-        }
-        pub(super) fn as_slice(&self) -> &[u8] {
-            &self.bytes[..self.len]
-        }
-    }
-
-    /// Offset of the nibbles and of the high bits in a legacy block (values i and i + 16 share a byte).
-    fn legacy(ty: TensorType) -> Option<(usize, Option<usize>)> {
-        Some(match ty {
-            TensorType::Q4_0 | TensorType::IQ4_NL => (2, None),
-            TensorType::Q4_1 => (4, None),
-            TensorType::Q5_0 => (6, Some(2)),
-            TensorType::Q5_1 => (8, Some(4)),
-            TensorType::MXFP4 => (1, None),
-            _ => return None,
-        })
-    }
-
-    /// Splits a file's block into its codes (unsigned, in value order) and its header.
-    pub(super) fn split(ty: TensorType, b: &[u8], codes: &mut [u8]) -> Header {
-        if let Some((qs, high)) = legacy(ty) {
-            for i in 0..16 {
-                codes[i] = b[qs + i] & 15;
-                codes[i + 16] = b[qs + i] >> 4;
-            }
-            if let Some(at) = high {
-                let bits = u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
-                for (i, c) in codes.iter_mut().enumerate() {
-                    *c |= ((bits >> i & 1) << 4) as u8;
-                }
-            }
-            return Header::of(&[&b[..high.unwrap_or(qs)]]);
-        }
-        // Codes come in runs of consecutive bytes with one shift each, in every format.
-        for (run, codes) in codes.chunks_exact_mut(16).enumerate() {
-            let [(lo, lo_shift, lo_bits), (hi, hi_shift, hi_bits)] = pieces(ty, 16 * run);
-            let (lo, lo_mask) = (&b[lo..lo + 16], (1 << lo_bits) - 1);
-            let (hi, hi_mask) = (&b[hi..hi + 16], ((1u16 << hi_bits) - 1) as u8);
-            for ((code, lo), hi) in codes.iter_mut().zip(lo).zip(hi) {
-                *code = lo >> lo_shift & lo_mask | (hi >> hi_shift & hi_mask) << lo_bits;
-            }
-        }
-        match ty {
-            TensorType::Q2_K => Header::of(&[&b[..16], &b[80..84]]),
-            TensorType::Q3_K => Header::of(&[&b[96..108], &b[108..110]]),
-            TensorType::Q4_K | TensorType::Q5_K => Header::of(&[&b[..16]]),
-            TensorType::Q6_K => Header::of(&[&b[192..208], &b[208..210]]),
-            TensorType::IQ4_XS => Header::of(&[&b[..8]]),
-            _ => unreachable!("{} has no planes", ty.name()),
-        }
-    }
-
-    /// Where code `i` of a 256-block lies: up to two (byte, shift, bits) pieces, low bits first.
-    fn pieces(ty: TensorType, i: usize) -> [(usize, u32, u32); 2] {
-        const NONE: (usize, u32, u32) = (0, 0, 0);
-        // Most formats store 32 values of each quarter of a byte (or half) in 32 consecutive bytes.
-        let (half, in_half) = (i / 128, i % 128);
-        match ty {
-            TensorType::Q2_K => [
-                (16 + 32 * half + in_half % 32, 2 * (in_half / 32) as u32, 2),
-                NONE,
-            ],
-            TensorType::Q3_K => [
-                (32 + 32 * half + in_half % 32, 2 * (in_half / 32) as u32, 2),
-                (i % 32, (i / 32) as u32, 1),
-            ],
-            TensorType::Q4_K => [
-                (16 + 32 * (i / 64) + i % 32, 4 * (i / 32 % 2) as u32, 4),
-                NONE,
-            ],
-            TensorType::Q5_K => [
-                (48 + 32 * (i / 64) + i % 32, 4 * (i / 32 % 2) as u32, 4),
-                (16 + i % 32, (i / 32) as u32, 1),
-            ],
-            TensorType::Q6_K => [
-                (64 * half + in_half % 64, 4 * (in_half / 64) as u32, 4),
-                (128 + 32 * half + in_half % 32, 2 * (in_half / 32) as u32, 2),
-            ],
-            TensorType::IQ4_XS => [
-                (8 + 16 * (i / 32) + i % 16, 4 * (i / 16 % 2) as u32, 4),
-                NONE,
-            ],
-            _ => unreachable!("{} has no planes", ty.name()),
-        }
-    }
-
-    /// The inverse of [`split`].
-    pub(super) fn join(ty: TensorType, header: &[u8], codes: &[u8], b: &mut [u8]) {
-        b.fill(0);
-        if let Some((qs, high)) = legacy(ty) {
-            b[..header.len()].copy_from_slice(header);
-            let mut bits = 0u32;
-            for i in 0..16 {
-                b[qs + i] = codes[i] & 15 | (codes[i + 16] & 15) << 4;
-            }
-            if let Some(at) = high {
-                for (i, c) in codes.iter().enumerate() {
-                    bits |= u32::from(c >> 4) << i;
-                }
-                b[at..at + 4].copy_from_slice(&bits.to_le_bytes());
-            }
-            return;
-        }
-        for (i, c) in codes.iter().enumerate() {
-            let [(lo, lo_shift, lo_bits), (hi, hi_shift, hi_bits)] = pieces(ty, i);
-            b[lo] |= (c & ((1 << lo_bits) - 1)) << lo_shift;
-            if hi_bits > 0 {
-                b[hi] |= (c >> lo_bits) << hi_shift;
-            }
-        }
-        match ty {
-            TensorType::Q2_K => {
-                b[..16].copy_from_slice(&header[..16]);
-                b[80..84].copy_from_slice(&header[16..]);
-            }
-            TensorType::Q3_K => b[96..110].copy_from_slice(header),
-            TensorType::Q4_K | TensorType::Q5_K => b[..16].copy_from_slice(header),
-            TensorType::Q6_K => b[192..210].copy_from_slice(header),
-            TensorType::IQ4_XS => b[..8].copy_from_slice(header),
-            _ => unreachable!("{} has no planes", ty.name()),
-        }
     }
 }
 
@@ -628,11 +481,15 @@ pub fn permute_tile(layout: Layout, n: usize, rows: &[u8], tile: &mut [u8]) {
     }
     let mut records = [0u8; ROWS * MAX_BLOCK_BYTES];
     for (b, tile_block) in tile.chunks_exact_mut(n * bytes).enumerate() {
+        if layout.planes.is_none() || direct::is_as_in_file(layout.ty) {
+            layout.interleave(n, row_bytes, &rows[b * bytes..], tile_block);
+            continue;
+        }
         for r in 0..n {
             let block = &rows[r * row_bytes + b * bytes..][..bytes];
             layout.regroup(block, &mut records[r * bytes..][..bytes]);
         }
-        layout.interleave(n, &records[..n * bytes], tile_block);
+        layout.interleave(n, bytes, &records[..n * bytes], tile_block);
     }
 }
 

@@ -5,17 +5,21 @@ use gguf::TensorType;
 /// The low nibble of every byte.
 const LOW: u128 = 0x0f0f_0f0f_0f0f_0f0f_0f0f_0f0f_0f0f_0f0f;
 
+/// The lowest bit of every byte.
+const ONE_BIT: u32 = 0x0101_0101;
+
 /// Two bits of every byte.
 const TWO_BITS: u32 = 0x0303_0303;
+
+/// Whether records are the file's blocks, though they have planes: the file pairs value i with value i + 16, as planes of four bits do.
+pub(super) fn is_as_in_file(ty: TensorType) -> bool {
+    use TensorType as T;
+    matches!(ty, T::Q4_0 | T::Q4_1 | T::IQ4_NL | T::IQ4_XS | T::MXFP4)
+}
 
 /// Writes the record of a block; returns whether there is a direct way for its format.
 pub(super) fn regroup(ty: TensorType, block: &[u8], record: &mut [u8]) -> bool {
     match ty {
-        // Their files pair value i with value i + 16, as planes of four bits do.
-        TensorType::Q4_0 | TensorType::Q4_1 | TensorType::IQ4_NL | TensorType::IQ4_XS => {
-            record.copy_from_slice(block);
-        }
-        TensorType::MXFP4 => record.copy_from_slice(block),
         TensorType::Q4_K => {
             record[..16].copy_from_slice(&block[..16]);
             let runs = record[16..].chunks_exact_mut(32);
@@ -25,6 +29,7 @@ pub(super) fn regroup(ty: TensorType, block: &[u8], record: &mut [u8]) -> bool {
                 runs[16..].copy_from_slice(&high.to_le_bytes());
             }
         }
+        TensorType::Q5_K => q5_k(block, record),
         TensorType::Q6_K => q6_k(block, record),
         _ => return false,
     }
@@ -39,6 +44,27 @@ fn nibbles(codes: &[u8]) -> (u128, u128) {
         first & LOW | (second & LOW) << 4,
         first >> 4 & LOW | second & !LOW,
     )
+}
+
+fn q5_k(block: &[u8], record: &mut [u8]) {
+    const HEADER: usize = 16;
+    const RUN: usize = 20;
+    record[..HEADER].copy_from_slice(&block[..HEADER]);
+    let high = &block[HEADER..48];
+    let pairs = record[HEADER..].chunks_exact_mut(2 * RUN);
+    for (pair, (runs, codes)) in pairs.zip(block[48..].chunks_exact(32)).enumerate() {
+        let (first, second) = nibbles(codes);
+        for (i, (run, low)) in runs.chunks_exact_mut(RUN).zip([first, second]).enumerate() {
+            let r = 2 * pair + i;
+            let groups = high.chunks_exact(4).enumerate();
+            let bits = groups.fold(0, |bits, (group, word)| {
+                let word = u32::from_le_bytes(word.try_into().expect("4 bytes"));
+                bits | (word >> r & ONE_BIT) << group
+            });
+            run[..4].copy_from_slice(&bits.to_le_bytes());
+            run[4..].copy_from_slice(&low.to_le_bytes());
+        }
+    }
 }
 
 fn q6_k(block: &[u8], record: &mut [u8]) {

@@ -4,8 +4,9 @@ use gguf::TensorInfo;
 use quant::tile::{Layout, ROWS};
 use std::ops::Range;
 
-/// Bytes of a piece, about: large enough for the full rate of a disk and of a link, small beside a model.
-pub(super) const PIECE_BYTES: usize = 2 << 20;
+/// Bytes of a piece, about: large enough for the full rate of a disk and of a link; what is read and what it is permuted to are together in a
+/// second-level cache of 2 MiB.
+pub(super) const PIECE_BYTES: usize = 1 << 20;
 
 /// A matrix that is to be loaded.
 #[derive(Debug, Clone, Copy)]

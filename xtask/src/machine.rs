@@ -69,49 +69,6 @@ fn chosen(setting: &str) -> String {
     inner.map_or(UNKNOWN, |(name, _)| name).to_owned()
 }
 
-/// Processor time so far, in the system's ticks: of everything, and of the children that this process waited for.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Ticks {
-    all: f64,
-    busy: f64,
-    children: f64,
-}
-
-impl Ticks {
-    /// `None` where the system does not say.
-    pub fn now() -> Option<Self> {
-        Self::parse(&read("/proc/stat"), &read("/proc/self/stat"))
-    }
-
-    fn parse(stat: &str, own: &str) -> Option<Self> {
-        let cpu: Vec<f64> = stat
-            .lines()
-            .next()?
-            .strip_prefix("cpu ")?
-            .split_whitespace()
-            .map(str::parse)
-            .collect::<Result<_, _>>()
-            .ok()?;
-        // user nice system idle iowait irq softirq steal; what follows is counted in user and nice already.
-        let cpu = cpu.get(..8)?;
-        let all = cpu.iter().sum();
-        // After the name in parentheses: state is field 3, the children's user and system time are 16 and 17.
-        let own: Vec<&str> = own.rsplit_once(')')?.1.split_whitespace().collect();
-        let tick = |i: usize| own.get(i)?.parse::<f64>().ok();
-        Some(Self {
-            all,
-            busy: all - cpu[3] - cpu[4],
-            children: tick(13)? + tick(14)?,
-        })
-    }
-
-    /// The share of the machine's processor time that went to others since `self`: neither idle, nor children.
-    pub fn others(&self, now: &Self) -> f64 {
-        let others = (now.busy - self.busy) - (now.children - self.children);
-        (others / (now.all - self.all).max(1.0)).clamp(0.0, 1.0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,24 +77,5 @@ mod tests {
     fn the_setting_in_use_is_found() {
         assert_eq!(chosen("always [madvise] never\n"), "madvise");
         assert_eq!(chosen(""), "unknown");
-    }
-
-    #[test]
-    fn others_are_what_is_neither_idle_nor_ours() {
-        let own = |u, s| format!("12 (a b) c) S 1 1 1 0 -1 0 0 0 0 0 5 6 {u} {s} 20 0");
-        let before = Ticks::parse("cpu  10 0 5 100 5 0 0 0 9 0\ncpu0 1\n", &own(1, 1)).unwrap();
-        assert_eq!(
-            before,
-            Ticks {
-                all: 120.0,
-                busy: 15.0,
-                children: 2.0
-            }
-        );
-        // 100 ticks more: 40 idle, 60 busy, 50 of them in children.
-        let after = Ticks::parse("cpu  60 0 15 140 5 0 0 0 9 0\n", &own(41, 11)).unwrap();
-        assert_eq!(before.others(&after), 0.1);
-        assert_eq!(Ticks::parse("cpu 1 2", &own(1, 1)), None);
-        assert_eq!(Ticks::parse("", ""), None);
     }
 }

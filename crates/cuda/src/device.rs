@@ -102,6 +102,17 @@ impl Device {
         Ok(count as usize)
     }
 
+    /// The version of CUDA that the driver is for.
+    pub fn cuda_version() -> Result<(u32, u32), Error> {
+        let driver = Driver::get()?;
+        let mut version = 0;
+        // SAFETY: `version` may be written.
+        driver.check("cuDriverGetVersion", 0, unsafe {
+            (driver.version)(&mut version)
+        })?;
+        Ok((version as u32 / 1000, version as u32 % 1000 / 10))
+    }
+
     /// Opens a device by its number.
     pub fn open(ordinal: usize) -> Result<Self, Error> {
         let driver = Driver::get()?;

@@ -163,7 +163,9 @@ impl Driver {
         // SAFETY: the driver's initialisers are those that every CUDA program runs.
         let library = unsafe { Library::new(LIBRARY) }.map_err(|error| Error::NoDriver {
             library: LIBRARY,
-            reason: error.to_string(),
+            // What the system says is below what was tried.
+            reason: std::error::Error::source(&error)
+                .map_or_else(|| error.to_string(), ToString::to_string),
         })?;
         let driver = Self::bind(LOADED.get_or_init(|| library))?;
         // SAFETY: no preconditions.

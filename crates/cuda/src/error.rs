@@ -1,5 +1,12 @@
 //! What can go wrong on a device, each with what was wanted and what was found.
 
+use crate::driver::OUT_OF_MEMORY;
+
+const MIB: u64 = 1 << 20;
+
+/// What the driver says where it sees no device.
+const NO_DEVICE: i32 = 100;
+
 /// Errors of this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -58,7 +65,8 @@ pub enum Error {
     },
     /// Device memory is exhausted.
     #[error(
-        "cuda:{ordinal} is out of memory: {wanted_bytes} bytes wanted, {free_bytes} of {total_bytes} free"
+        "cuda:{ordinal} is out of memory: {} MiB ({wanted_bytes} bytes) wanted, {} MiB of {} MiB free",
+        wanted_bytes.div_ceil(MIB), free_bytes / MIB, total_bytes / MIB
     )]
     OutOfMemory {
         /// The device.
@@ -71,7 +79,10 @@ pub enum Error {
         total_bytes: u64,
     },
     /// The driver gives no pinned host memory.
-    #[error("out of pinned host memory: {wanted_bytes} bytes wanted")]
+    #[error(
+        "out of pinned host memory: {} MiB ({wanted_bytes} bytes) wanted",
+        wanted_bytes.div_ceil(MIB)
+    )]
     OutOfPinned {
         /// Bytes that were asked for.
         wanted_bytes: u64,
@@ -142,6 +153,31 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether there simply is no GPU or no driver, which is no fault.
+    pub fn is_absence(&self) -> bool {
+        match self {
+            // A library that is there and cannot be loaded, or lacks another one, is a fault.
+            Self::NoDriver { library, reason } => {
+                cfg!(windows)
+                    || reason.starts_with(library) && reason.contains("No such file or directory")
+            }
+            Self::NoDevice { count, .. } => *count == 0,
+            Self::Call { call, code, .. } => *call == "cuInit" && *code == NO_DEVICE,
+            _ => false,
+        }
+    }
+
+    /// Whether memory ran out, the device's or pinned memory of the host.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::OutOfMemory { .. } | Self::OutOfPinned { .. } => true,
+            Self::Call { code, .. } => *code == OUT_OF_MEMORY,
+            _ => false,
+        }
+    }
+}
+
 /// Checks a length.
 pub(crate) fn length(
     op: &'static str,
@@ -158,5 +194,59 @@ pub(crate) fn length(
             found,
             wanted,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_a_gpu_is_no_fault_and_a_broken_driver_is() {
+        let driver = |reason: &str| Error::NoDriver {
+            library: "libcuda.so.1",
+            reason: reason.into(),
+        };
+        let missing = "libcuda.so.1: cannot open shared object file: No such file or directory";
+        assert!(driver(missing).is_absence());
+        let other = "libnvidia-x.so: cannot open shared object file: No such file or directory";
+        for broken in [
+            other,
+            "libcuda.so.1: file too short",
+            "libcuda.so.1: invalid ELF header",
+        ] {
+            assert_eq!(driver(broken).is_absence(), cfg!(windows), "{broken}");
+        }
+        let none = |count| Error::NoDevice { ordinal: 0, count };
+        assert!(none(0).is_absence() && !none(1).is_absence());
+        let call = |call, code| Error::Call {
+            call,
+            ordinal: 0,
+            code,
+            name: String::new(),
+            message: String::new(),
+        };
+        assert!(call("cuInit", NO_DEVICE).is_absence());
+        assert!(!call("cuInit", 999).is_absence() && !call("cuMemAlloc", NO_DEVICE).is_absence());
+        assert!(call("cuCtxCreate", OUT_OF_MEMORY).is_out_of_memory());
+    }
+
+    #[test]
+    fn exhausted_memory_says_what_was_wanted_and_what_is_free() {
+        let error = Error::OutOfMemory {
+            ordinal: 1,
+            wanted_bytes: (5 << 20) + 1,
+            free_bytes: (4 << 20) - 1,
+            total_bytes: 8 << 20,
+        };
+        let text = error.to_string();
+        for part in [
+            "cuda:1",
+            "6 MiB (5242881 bytes) wanted",
+            "3 MiB of 8 MiB free",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(error.is_out_of_memory() && !error.is_absence());
     }
 }

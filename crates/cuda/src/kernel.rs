@@ -4,7 +4,7 @@ use std::ffi::{CString, c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use crate::device::{Device, Owned};
-use crate::driver::{Handle, LaunchAttribute, LaunchConfig, attribute, flag};
+use crate::driver::{Handle, LaunchAttribute, LaunchConfig, OUT_OF_MEMORY, attribute, flag};
 use crate::error::Error;
 use crate::memory::{Buffer, Plain};
 use crate::ptx;
@@ -164,6 +164,9 @@ impl Module {
                 values.as_mut_ptr(),
             )
         };
+        if code == OUT_OF_MEMORY {
+            device.check("cuModuleLoadDataEx", code)?;
+        }
         if code != 0 {
             let end = log.iter().position(|b| *b == 0).unwrap_or(log.len());
             let said = String::from_utf8_lossy(&log[..end]);

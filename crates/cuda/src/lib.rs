@@ -11,6 +11,7 @@
 //! | [`ptx`] | the compiled kernels, by name and target |
 //! | [`staging`] | pinned memory on its way to a device |
 //! | [`weights`], [`acts`], [`product`] | weights in tiles, activations in 8-bit blocks, their products |
+//! | [`measure`] | how fast the device is, for plans |
 //! | [`selftest`] | every kernel against the scalar definition |
 //!
 //! **Order.** Work is done in the order in which it was given to a [`Stream`]; different streams are ordered by [`Event`]s.
@@ -24,6 +25,7 @@ mod driver;
 pub mod error;
 pub mod graph;
 pub mod kernel;
+pub mod measure;
 pub mod memory;
 pub mod ops;
 pub mod product;

@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::device::{Device, Owned};
 use crate::driver::{DevicePtr, OUT_OF_MEMORY, flag};
@@ -34,6 +35,14 @@ plain!(
     half::f16,
     half::bf16
 );
+
+/// Bytes of all buffers.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes of devices' memory that this process's buffers have. What the driver takes for itself is not in it.
+pub fn taken_bytes() -> u64 {
+    TAKEN.load(Ordering::Relaxed)
+}
 
 /// Numbers in a device's memory; freed when dropped.
 #[derive(Debug)]
@@ -72,6 +81,7 @@ impl<T: Plain> Buffer<T> {
                 });
             }
             device.check("cuMemAlloc", code)?;
+            TAKEN.fetch_add(bytes as u64, Ordering::Relaxed);
         }
         Ok(Self {
             device: device.clone(),
@@ -287,6 +297,7 @@ impl<T: Plain> Drop for Buffer<T> {
         if self.at == 0 {
             return;
         }
+        TAKEN.fetch_sub(self.bytes() as u64, Ordering::Relaxed);
         self.device.give_back(Owned::Memory(self.at));
     }
 }

@@ -7,6 +7,7 @@ mod error;
 pub mod eval;
 pub mod fetch;
 pub mod generate;
+pub mod gpu;
 mod kv;
 pub mod model;
 pub mod plan;

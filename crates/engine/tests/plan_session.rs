@@ -7,12 +7,15 @@ use damaged::Sketch;
 use engine::eval::tiers::{Row, rows};
 use engine::model::{LoadOptions, Model};
 use engine::plan::machine;
-use engine::plan::session::{Asked, SessionPlan, Taken, plan};
-use engine::session::{self, Session};
+use engine::plan::session::{Asked, SessionPlan, Taken, needs_rates, plan};
+use engine::session::{self, ComputeDevice, Placing, Session};
 use gguf::{GgufFile, MapMode};
 use place::bytes::KvType;
-use place::decide::Request;
+use place::cost::Place;
+use place::decide::{Prefer, Request, Spill};
+use place::limits::DEVICE_RESERVE_BYTES;
 use place::profile::{Profile, example, example_names};
+use place::tier::LADDER;
 use std::path::PathBuf;
 use tempfile::TempDir;
 
@@ -24,7 +27,7 @@ fn sketch() -> (TempDir, PathBuf) {
 }
 
 fn with_memory(bytes: u64) -> Profile {
-    let mut machine = machine::unmeasured();
+    let mut machine = machine::unmeasured(None);
     machine.host.memory_available_bytes = bytes;
     machine.host.memory_total_bytes = machine.host.memory_total_bytes.max(bytes);
     machine
@@ -295,4 +298,156 @@ fn a_table_of_tiers_has_rows_for_what_has_room() {
         none.iter()
             .all(|row| row.left_out.is_some() && row.token.is_none())
     );
+}
+
+/// A machine with a GPU of which so much is free, beside 64 GiB of main memory.
+fn with_device(free_bytes: u64) -> Profile {
+    let mut machine = example("h200-pcie5").unwrap();
+    machine.host.memory_available_bytes = 64 << 30;
+    let device = machine.device.as_mut().unwrap();
+    device.free_bytes = free_bytes;
+    device.total_bytes = device.total_bytes.max(free_bytes);
+    machine
+}
+
+fn on_device(n_ctx: u64, change: impl FnOnce(&mut Request)) -> Asked {
+    let mut asked = Asked {
+        n_ctx: Some(n_ctx),
+        device: ComputeDevice::Cuda(0),
+        ..with_types(Some(KvType::F16))
+    };
+    change(&mut asked.request);
+    asked
+}
+
+#[test]
+fn on_a_gpu_its_memory_counts_and_what_has_no_room_is_streamed_or_refused() {
+    let (_folder, path) = sketch();
+    let file = GgufFile::open(&path, MapMode::Read).unwrap();
+    let roomy = plan(&file, &on_device(40_000, |_| ()), &with_device(8 << 30)).unwrap();
+    let layout = &roomy.plan.layout;
+    assert_eq!(roomy.plan.memory.place, Place::Device);
+    assert_eq!(
+        (roomy.options.placing, roomy.options.device),
+        (Placing::RESIDENT, ComputeDevice::Cuda(0))
+    );
+    let part = |name: &str| {
+        let found = layout.fast.iter().find(|p| p.what == name);
+        found.map_or(0, |p| p.bytes)
+    };
+    // All weights are there, the embedding among them, and parts add up.
+    assert_eq!(part("dense weights"), roomy.plan.weight_bytes);
+    assert_eq!(part("reserve"), DEVICE_RESERVE_BYTES);
+    assert!(part("padding of allocations") > 0 && layout.host.is_empty());
+    assert_eq!(
+        layout.fast.iter().map(|p| p.bytes).sum::<u64>(),
+        layout.fast_bytes
+    );
+    assert_eq!(
+        roomy.shared_bytes() + roomy.session_bytes(),
+        layout.fast_bytes
+    );
+
+    // As much as it takes fits; a little less is streamed, in whole blocks, none of it by the CPU.
+    let exact = plan(
+        &file,
+        &on_device(40_000, |_| ()),
+        &with_device(layout.fast_bytes),
+    )
+    .unwrap();
+    assert_eq!(exact.options.placing, Placing::RESIDENT);
+    let asked = on_device(40_000, |r| r.kv_share = Some(0.7));
+    let less = plan(&file, &asked, &with_device(layout.fast_bytes - 1)).unwrap();
+    assert!(less.plan.fits && less.plan.layout.fast_bytes < layout.fast_bytes);
+    let placing = less.options.placing;
+    assert!(placing.tail_blocks > 0 && placing.staging_slots > 0);
+    assert_eq!(placing.kv_share, 0.0);
+    let blocks = placing.window_blocks.unwrap() + placing.tail_blocks;
+    assert_eq!(blocks, 40_000_usize.div_ceil(256));
+
+    // Without a spill, or without room for the weights, it is refused with both figures and what would fit.
+    let off = on_device(40_000, |r| r.spill = Spill::Off);
+    let refused = plan(&file, &off, &with_device(layout.fast_bytes - 1)).unwrap();
+    let message = refused.plan.refusal().unwrap();
+    for part in [
+        "needs ",
+        "available on the device",
+        "with --ctx ",
+        "q8_0",
+        "--spill auto",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    let tiny = plan(&file, &on_device(512, |_| ()), &with_device(1 << 20)).unwrap();
+    let message = tiny.plan.refusal().unwrap();
+    assert!(
+        message.contains("MiB of device memory") && message.contains("1 available"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_gpus_memory_is_cut_by_flags_and_the_processs_context() {
+    let (_folder, path) = sketch();
+    let file = GgufFile::open(&path, MapMode::Read).unwrap();
+    let mut machine = with_device(8 << 30);
+    machine.device.as_mut().unwrap().context_bytes = 500 << 20;
+    let memory = |change: &dyn Fn(&mut Request)| {
+        let planned = plan(&file, &on_device(512, change), &machine).unwrap();
+        planned.plan.memory.fast_bytes >> 20
+    };
+    assert_eq!(memory(&|_| ()), 8192);
+    assert_eq!(memory(&|r| r.device_mem_mib = Some(1000)), 1000);
+    assert_eq!(memory(&|r| r.vram_target_mib = 1000), 500);
+    assert_eq!(memory(&|r| r.vram_target_mib = 400), 0);
+    assert_eq!(memory(&|r| r.vram_target_mib = 8600), 8100);
+    // Where the CPU computes the GPU counts for nothing.
+    let cpu = Asked {
+        device: ComputeDevice::Cpu,
+        ..on_device(512, |_| ())
+    };
+    let planned = plan(&file, &cpu, &machine).unwrap();
+    assert_eq!(planned.plan.memory.place, Place::Host);
+    assert_eq!(planned.plan.memory.fast_bytes, 64 << 30);
+}
+
+#[test]
+fn rates_are_needed_where_a_gpu_has_no_room_for_everything() {
+    let (_folder, path) = sketch();
+    let file = GgufFile::open(&path, MapMode::Read).unwrap();
+    let asked = Asked {
+        n_ctx: Some(40_000),
+        device: ComputeDevice::Cuda(0),
+        ..anything()
+    };
+    let all = plan(&file, &asked, &with_device(8 << 30)).unwrap();
+    let needs = |free| needs_rates(&file, &asked, &with_device(free)).unwrap();
+    assert!(!needs(all.plan.layout.fast_bytes));
+    assert!(needs(all.plan.layout.fast_bytes - 1));
+}
+
+/// What the device's own attention costs decides, where speed is asked for.
+#[test]
+fn a_tier_is_chosen_by_the_devices_costs() {
+    let (_folder, path) = sketch();
+    let file = GgufFile::open(&path, MapMode::Read).unwrap();
+    let asked = Asked {
+        n_ctx: Some(40_000),
+        device: ComputeDevice::Cuda(0),
+        request: Request {
+            prefer: Prefer::Speed,
+            min_tier: LADDER[3],
+            ..anything().request
+        },
+        ..Asked::default()
+    };
+    for fastest in &LADDER {
+        let mut machine = with_device(8 << 30);
+        for rate in &mut machine.device.as_mut().unwrap().attention {
+            let is_it = (rate.type_k, rate.type_v) == (fastest.type_k, fastest.type_v);
+            rate.ns_cell.value = if is_it { 1.0 } else { 2.0 };
+        }
+        let planned = plan(&file, &asked, &machine).unwrap();
+        assert_eq!(planned.plan.tier(), *fastest);
+    }
 }

@@ -14,13 +14,18 @@ pub const PROFILE_TEXT_BYTES_MAX: usize = 1 << 20;
 /// Entries of each list of a profile: formats times instruction sets stay under 100.
 pub const PROFILE_LIST_MAX: usize = 256;
 
+/// Figures of a profile that are to be doubted: it has no more than six for each entry of its lists.
+pub const PROFILE_DOUBTS_MAX: usize = 2048;
+
 /// Memory of a machine or device in a profile; leaves room for sums in 64 bits.
 pub const MEMORY_BYTES_MAX: u64 = 1 << 50;
 
 /// Heads, and values of a head, in a profile.
 pub const HEADS_MAX: u64 = 1 << 16;
 
-/// Left free on a device beside what a plan counts: the driver's own growth, and holes between allocations.
+/// Left free on a device beside what a plan counts: kernels (2 MiB on an H200 for all that a model uses), streams, recorded work, work
+/// buffers in whole pages (up to 30 MiB), and what other processes take meanwhile. The context is not in it: what is free is asked after
+/// it was made.
 pub const DEVICE_RESERVE_BYTES: u64 = 128 << 20;
 
 /// The largest context that a plan looks for when it says what fits: beyond any trained length.

@@ -226,7 +226,7 @@ fn a_hybrid_with_a_long_context_fits_a_card() {
 #[test]
 fn nothing_is_decided_when_all_fits() {
     let model = dense(32, 4.0);
-    let memory = |gib| Memory::new(&ctx(8192), 64 * GIB, Some(gib * GIB));
+    let memory = |gib| Memory::new(&ctx(8192), 64 * GIB, Some((gib * GIB, 0)));
     let asks = |request: &Request, gib| needs_profile(request, &model, &memory(gib)).unwrap();
     assert!(!asks(&ctx(8192), 16));
     assert!(asks(&ctx(8192), 5));

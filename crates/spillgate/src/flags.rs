@@ -5,7 +5,6 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
-use engine::session::ComputeDevice;
 use place::bytes::KvType;
 use place::cost::SpillModel;
 use place::decide::{self, Request};
@@ -43,6 +42,20 @@ impl CacheType {
     }
 }
 
+/// What `--device` takes.
+pub const DEVICES: &str = "auto|cpu|cuda[:N]";
+
+/// What computes, as it is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceName {
+    /// A GPU if a usable one is there, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// An NVIDIA GPU, by its number.
+    Cuda(usize),
+}
+
 /// How the machine is used.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Machine")]
@@ -77,9 +90,9 @@ pub struct MachineFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Context")]
 pub struct ContextFlags {
-    /// What computes: cpu, or cuda, an NVIDIA GPU (cuda:N for another than the first)
-    #[arg(long, value_name = "cpu|cuda[:N]", default_value = "cpu", value_parser = device)]
-    pub device: ComputeDevice,
+    /// What computes: cuda, an NVIDIA GPU (cuda:N for another than the first), cpu, or auto: a GPU if a usable one is there
+    #[arg(long, value_name = DEVICES, default_value = "auto", value_parser = device)]
+    pub device: DeviceName,
     /// Tokens of context [default: the smaller of trained length, 8192 and what fits into memory]
     #[arg(short, long, value_name = "TOKENS")]
     pub ctx: Option<usize>,
@@ -206,17 +219,18 @@ impl BudgetFlags {
     }
 }
 
-/// Reads `cpu`, `cuda` or `cuda:N`.
-pub fn device(text: &str) -> Result<ComputeDevice, String> {
+/// Reads `auto`, `cpu`, `cuda` or `cuda:N`.
+pub fn device(text: &str) -> Result<DeviceName, String> {
     let number = match text.split_once(':') {
-        None if text == "cpu" => return Ok(ComputeDevice::Cpu),
+        None if text == "auto" => return Ok(DeviceName::Auto),
+        None if text == "cpu" => return Ok(DeviceName::Cpu),
         None if text == "cuda" => Some(0),
         Some(("cuda", number)) => number.parse().ok(),
         _ => None,
     };
     number
-        .map(ComputeDevice::Cuda)
-        .ok_or_else(|| "expected cpu, cuda, or cuda:N".to_owned())
+        .map(DeviceName::Cuda)
+        .ok_or_else(|| "expected auto, cpu, cuda, or cuda:N".to_owned())
 }
 
 fn kv_share(text: &str) -> Result<KvShare, String> {
@@ -441,9 +455,10 @@ pub mod tests {
         let expected = Tier::new(KvType::Q8_0, KvType::Q4_0);
         assert_eq!(tier("q8_0/q4_0"), Ok(expected));
         assert_eq!(tier("f16"), Ok(Tier::new(KvType::F16, KvType::F16)));
-        assert_eq!(device("cpu"), Ok(ComputeDevice::Cpu));
-        assert_eq!(device("cuda"), Ok(ComputeDevice::Cuda(0)));
-        assert_eq!(device("cuda:3"), Ok(ComputeDevice::Cuda(3)));
+        assert_eq!(device("auto"), Ok(DeviceName::Auto));
+        assert_eq!(device("cpu"), Ok(DeviceName::Cpu));
+        assert_eq!(device("cuda"), Ok(DeviceName::Cuda(0)));
+        assert_eq!(device("cuda:3"), Ok(DeviceName::Cuda(3)));
         for bad in ["", "cuda:", "cuda:x", "gpu", "cpu:0", "cuda:-1"] {
             assert!(device(bad).is_err(), "{bad}");
         }

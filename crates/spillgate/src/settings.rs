@@ -1,13 +1,16 @@
 //! What the shared flags mean: checked, and in the engine's own types.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use anyhow::Result;
 use cpu::Isa;
 use cpu::pool::Pinning;
+use engine::gpu::Gpu;
 use engine::model::{Config, Contents, LoadOptions, Model};
-use engine::plan::session::{self, Asked, SessionPlan, Taken};
+use engine::plan::machine;
+use engine::plan::session::{self, Asked, DeviceTaken, SessionPlan, Taken};
 use engine::probe;
 use engine::sampler::SamplerParams;
 use engine::session::{ComputeDevice, Session, UBATCH_MAX};
@@ -20,7 +23,7 @@ use place::profile::Profile;
 use serde::Serialize;
 
 use crate::failure::Advised;
-use crate::flags::{CacheType, ContextFlags, MachineFlags, OnOff, SamplingFlags};
+use crate::flags::{CacheType, ContextFlags, DeviceName, MachineFlags, OnOff, SamplingFlags};
 use crate::output::human_bytes;
 use crate::progress::{Bar, Steps};
 use crate::{interrupt, profiles};
@@ -143,8 +146,12 @@ impl Opened {
         let planned = session::plan(&self.file, &asked, &machine)?;
         let plan = &planned.plan;
         if let Some(refusal) = plan.refusal() {
+            let elsewhere = match asked.device {
+                ComputeDevice::Cpu => "",
+                ComputeDevice::Cuda(_) => "; with --device cpu it is in main memory",
+            };
             let hint = format!(
-                "'spillgate plan {} --ctx {}' shows what would go where",
+                "'spillgate plan {} --ctx {}' shows what would go where{elsewhere}",
                 self.name, plan.n_ctx
             );
             return Err(Advised::new(refusal, hint).into());
@@ -169,19 +176,22 @@ impl Opened {
 impl Opened {
     /// This machine: measured, now if it was not before, where rates decide; else only its memory counts.
     fn machine(&self, asked: &Asked) -> Result<Profile> {
-        if !session::needs_rates(&self.file, asked)? {
-            return Ok(engine::plan::machine::unmeasured());
+        let mut machine = machine::unmeasured(gpu(asked.device).as_ref());
+        profiles::apply_variables(&mut machine)?;
+        if !session::needs_rates(&self.file, asked, &machine)? {
+            return Ok(machine);
         }
-        self.measured(usize::try_from(asked.request.n_ubatch)?)
+        self.measured(usize::try_from(asked.request.n_ubatch)?, asked.device)
     }
 
     /// This machine, measured now if it was not before.
-    pub fn measured(&self, ubatch: usize) -> Result<Profile> {
+    pub fn measured(&self, ubatch: usize, device: ComputeDevice) -> Result<Profile> {
         let settings = probe::Settings {
             threads: self.options.threads,
             isa: self.options.isa,
             pinning: self.options.pinning,
             ubatch,
+            gpu: gpu(device),
             ..probe::Settings::default()
         };
         let subject = probe::Subject::of_file(&self.file);
@@ -195,6 +205,55 @@ impl Opened {
     }
 }
 
+/// GPUs that were opened, so that their contexts stay.
+static OPENED: Mutex<Vec<Gpu>> = Mutex::new(Vec::new());
+
+/// What computes. What `auto` found holds for the process, and a GPU that cannot be used is told of once.
+pub fn compute_device(name: DeviceName) -> Result<ComputeDevice> {
+    static AUTO: OnceLock<ComputeDevice> = OnceLock::new();
+    let keep = |gpu: Gpu| {
+        let device = ComputeDevice::Cuda(gpu.ordinal());
+        OPENED
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(gpu);
+        device
+    };
+    match name {
+        DeviceName::Cpu => Ok(ComputeDevice::Cpu),
+        DeviceName::Cuda(ordinal) => {
+            let device = ComputeDevice::Cuda(ordinal);
+            if gpu(device).is_some() {
+                return Ok(device);
+            }
+            let opened = Gpu::open(ordinal).map_err(|error| {
+                let hint = "--device cpu computes without a GPU";
+                Advised::new(format!("--device cuda:{ordinal}: {error}"), hint)
+            })?;
+            Ok(keep(opened))
+        }
+        DeviceName::Auto => Ok(*AUTO.get_or_init(|| match Gpu::first() {
+            Ok(Some(gpu)) => keep(gpu),
+            Ok(None) => ComputeDevice::Cpu,
+            Err(error) => {
+                tracing::warn!(
+                    "the GPU cannot be used, so the CPU computes, as with --device cpu: {error}"
+                );
+                ComputeDevice::Cpu
+            }
+        })),
+    }
+}
+
+/// The GPU of a device that was opened.
+pub fn gpu(device: ComputeDevice) -> Option<Gpu> {
+    let ComputeDevice::Cuda(ordinal) = device else {
+        return None;
+    };
+    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    opened.iter().find(|gpu| gpu.ordinal() == ordinal).cloned()
+}
+
 impl Opened {
     /// What the file says beside the weights.
     pub fn file(&self) -> &GgufFile {
@@ -203,25 +262,24 @@ impl Opened {
 
     /// Refuses several sessions at the same time that have no room beside the weights.
     pub fn check_room(&self, plans: &[&SessionPlan]) -> Result<()> {
-        let mut machine = engine::plan::machine::unmeasured();
-        profiles::apply_variables(&mut machine)?;
-        let weights = plans.first().map_or(0, |p| p.plan.weight_bytes);
-        let needed = plans.iter().map(|p| p.session_bytes());
-        let needed = needed.fold(weights, u64::saturating_add);
-        let available = machine.host.memory_available_bytes;
-        if needed <= available {
-            return Ok(());
+        for device in plans.iter().map(|p| p.options.device) {
+            let mut machine = machine::unmeasured(gpu(device).as_ref());
+            profiles::apply_variables(&mut machine)?;
+            let there = plans.iter().filter(|p| p.options.device == device);
+            let plans: Vec<&SessionPlan> = there.copied().collect();
+            let needed = session::together_bytes(&plans);
+            let available = session::available_bytes(device, &machine);
+            if needed > available {
+                let what = format!(
+                    "all sessions together need {}, {} available",
+                    human_bytes(needed),
+                    human_bytes(available)
+                );
+                let hint = "they are there at the same time: a smaller --ctx helps";
+                return Err(Advised::new(what, hint).into());
+            }
         }
-        let what = format!(
-            "all sessions together need {}, {} available",
-            human_bytes(needed),
-            human_bytes(available)
-        );
-        Err(Advised::new(
-            what,
-            "they are there at the same time: a smaller --ctx helps",
-        )
-        .into())
+        Ok(())
     }
 }
 
@@ -239,6 +297,12 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
         ..Request::default()
     });
     let rotate = flags.kv_rotate == OnOff::On;
+    let device = compute_device(flags.device)?;
+    if device != ComputeDevice::Cpu && flags.budget.kv_share.0.is_some_and(|x| x > 0.0) {
+        let what = "--kv-share: the CPU cannot take a share of a GPU's attention yet";
+        let hint = "leave it out, and all of the tail is streamed; --device cpu can";
+        return Err(Advised::new(what, hint).into());
+    }
     Ok(match need {
         Need::Chosen => Asked {
             n_ctx: ctx,
@@ -248,7 +312,7 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
                 ..request
             },
             rotate,
-            device: flags.device,
+            device,
         },
         Need::Cells(needed) => {
             let needed = needed as u64;
@@ -264,7 +328,7 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
                     ..request
                 },
                 rotate,
-                device: flags.device,
+                device,
             }
         }
     })
@@ -292,6 +356,31 @@ impl Loaded {
         eprintln!("{}", memory_line(&taken));
         Ok((session, taken))
     }
+}
+
+impl Loaded {
+    /// Planned against taken in a device's memory, where a session of this plan alone is there; a line of it on stderr.
+    pub fn device_taken(&self, session: &Session<'_>) -> Result<Option<DeviceTaken>> {
+        let Some(gpu) = gpu(self.plan.options.device) else {
+            return Ok(None);
+        };
+        let taken = DeviceTaken::of(&self.plan.plan, session, &gpu)?;
+        eprintln!("{}", device_line(&taken));
+        if taken.is_over() {
+            tracing::warn!("the GPU holds more than was planned and kept free: please report it");
+        }
+        Ok(Some(taken))
+    }
+}
+
+fn device_line(taken: &DeviceTaken) -> String {
+    format!(
+        "device memory: {} less is free, {} of it in buffers (planned {}, and {} in reserve)",
+        human_bytes(taken.driver_bytes),
+        human_bytes(taken.buffer_bytes),
+        human_bytes(taken.planned_bytes),
+        human_bytes(taken.reserve_bytes),
+    )
 }
 
 /// Planned against real, in one line.
@@ -442,7 +531,7 @@ mod tests {
             cache_type_k: None,
             cache_type_v: None,
             kv_rotate: OnOff::On,
-            device: ComputeDevice::Cpu,
+            device: DeviceName::Cpu,
             budget: crate::flags::tests::budget(),
         }
     }

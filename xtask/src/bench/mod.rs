@@ -14,8 +14,9 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use engine::probe::bandwidth::{Bandwidth, Source};
 
-use crate::machine::{self, Machine, Ticks};
+use crate::machine::{self, Machine};
 use case::Case;
+use engine::probe::busy::Ticks;
 use engines::{Engine, Family, Setting};
 use model::ModelFile;
 use report::{Reading, Report, Sample, Series};

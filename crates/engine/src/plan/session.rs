@@ -1,16 +1,18 @@
 //! The plan of a session, made before its model is loaded.
 
 use super::describe::describe;
-use super::machine;
+use crate::gpu::Gpu;
 use crate::session::{ComputeDevice, N_CTX_DEFAULT, Placing, Session, SessionOptions};
 use gguf::GgufFile;
 use place::bytes::{BLOCK_CELLS, GROUP_BLOCKS, KvType};
 use place::cost::{Place, SpillModel, Token};
 use place::decide::{Memory, Plan, Prefer, Request, decide, needs_profile};
+use place::limits::DEVICE_RESERVE_BYTES;
 use place::model::Model;
 use place::profile::Profile;
 use place::tier;
 use serde::Serialize;
+use std::borrow::Cow;
 
 const _: () = assert!(
     BLOCK_CELLS == crate::session::BLOCK_CELLS as u64
@@ -24,7 +26,7 @@ pub struct Asked {
     /// Cells; `None`: the smaller of the trained length, [`N_CTX_DEFAULT`] and what has room at the types asked for, f16
     /// where none is.
     pub n_ctx: Option<u64>,
-    /// All else that is asked. Its context does not count, and weights are never left in host memory: sessions cannot do that yet.
+    /// All else that is asked. Its context does not count, and what sessions cannot do yet is not planned ([`request`]).
     pub request: Request,
     /// Whether what is stored in 4 bits is rotated first.
     pub rotate: bool,
@@ -67,6 +69,19 @@ pub struct Bytes {
     pub staging_bytes: u64,
 }
 
+/// What a device's memory was planned to hold of what is there, and what is taken of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct DeviceTaken {
+    /// As planned, with the cells that are there now, and what allocations are padded with. Without the reserve.
+    pub planned_bytes: u64,
+    /// What all buffers have.
+    pub buffer_bytes: u64,
+    /// How much less is free than when the device was opened.
+    pub driver_bytes: u64,
+    /// What was kept free beside the plan.
+    pub reserve_bytes: u64,
+}
+
 /// What was planned, and what was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Taken {
@@ -76,7 +91,7 @@ pub struct Taken {
     pub real: Bytes,
 }
 
-/// Plans a session from its model's header and the memory of a machine.
+/// Plans a session from its model's header and the memory of a machine: its device's, if that is what computes.
 ///
 /// # Errors
 /// If the header describes no model, or no machine could do what is asked: that it does not fit here is no error.
@@ -86,10 +101,8 @@ pub fn plan(
     machine: &Profile,
 ) -> Result<SessionPlan, place::Error> {
     let model = describe(file)?;
-    let request = Request {
-        spill_weights: false,
-        ..asked.request
-    };
+    let request = request(asked);
+    let machine = &used(asked, machine);
     let (plan, cut_from) = match asked.n_ctx {
         Some(n_ctx) => (
             decide(&Request { n_ctx, ..request }, &model, machine)?,
@@ -130,27 +143,56 @@ pub fn token_at(
     depth: u64,
 ) -> Result<Option<Token>, place::Error> {
     let model = describe(file)?;
+    let machine = used(asked, machine);
     Ok(planned
         .plan
-        .token_at(&asked.request, &model, machine, depth))
+        .token_at(&request(asked), &model, &machine, depth))
 }
 
-/// Whether the plan of a session depends on what the machine can do, and not on its memory alone.
+/// What is asked of a plan: as much as sessions can do today. Weights are in fast memory, and of cells beyond a GPU's the CPU takes no
+/// share.
+pub fn request(asked: &Asked) -> Request {
+    let kv_share = match asked.device {
+        ComputeDevice::Cpu => asked.request.kv_share,
+        ComputeDevice::Cuda(_) => Some(0.0),
+    };
+    Request {
+        spill_weights: false,
+        kv_share,
+        ..asked.request
+    }
+}
+
+/// The machine without a device that does not compute.
+fn used<'m>(asked: &Asked, machine: &'m Profile) -> Cow<'m, Profile> {
+    if asked.device == ComputeDevice::Cpu && machine.device.is_some() {
+        return Cow::Owned(Profile {
+            device: None,
+            ..machine.clone()
+        });
+    }
+    Cow::Borrowed(machine)
+}
+
+/// Whether the plan of a session depends on what the machine can do, and not on its memory alone. Of `machine` the memory counts.
 ///
 /// # Errors
 /// As [`plan`].
-pub fn needs_rates(file: &GgufFile, asked: &Asked) -> Result<bool, place::Error> {
+pub fn needs_rates(
+    file: &GgufFile,
+    asked: &Asked,
+    machine: &Profile,
+) -> Result<bool, place::Error> {
     let model = describe(file)?;
     let request = Request {
         n_ctx: asked.n_ctx.unwrap_or_else(|| usual_context(&model)),
-        spill_weights: false,
-        ..asked.request
+        ..request(asked)
     };
     if tier::allowed(&model, request.type_k, request.type_v)?.len() == 1 || asked.n_ctx.is_none() {
         // The tier is not chosen, and what has no room is in host memory.
         return Ok(false);
     }
-    let memory = Memory::of_profile(&request, &machine::unmeasured());
+    let memory = Memory::of_profile(&request, &used(asked, machine));
     // Where main memory plays a device, cells cost the same on either side of the border, unless they are copied over it.
     let same = request.spill_model == SpillModel::Overlapped
         && request.kv_share.is_none_or(|share| share >= 1.0);
@@ -213,16 +255,71 @@ pub fn usual_context(model: &Model) -> u64 {
     }
 }
 
+/// Fast memory that sessions of one model take together: a device's, or main memory.
+pub fn together_bytes(plans: &[&SessionPlan]) -> u64 {
+    let Some(first) = plans.first() else { return 0 };
+    let sessions = plans.iter().map(|p| p.session_bytes());
+    sessions.fold(first.shared_bytes(), u64::saturating_add)
+}
+
+/// What of it there is.
+pub fn available_bytes(device: ComputeDevice, machine: &Profile) -> u64 {
+    match (device, &machine.device) {
+        (ComputeDevice::Cuda(_), Some(device)) => device.free_bytes,
+        _ => machine.host.memory_available_bytes,
+    }
+}
+
 impl SessionPlan {
-    /// Bytes that the session takes beside the model's weights, when its context is full.
+    /// Fast memory that is taken once, however many sessions there are: weights, and what is kept free on a device.
+    pub fn shared_bytes(&self) -> u64 {
+        match self.options.device {
+            ComputeDevice::Cpu => self.plan.weight_bytes,
+            ComputeDevice::Cuda(_) => self.plan.weight_bytes.saturating_add(DEVICE_RESERVE_BYTES),
+        }
+    }
+
+    /// Fast memory that the session takes beside what is [shared](Self::shared_bytes), when its context is full; without a device cells in
+    /// host memory, too.
     pub fn session_bytes(&self) -> u64 {
         let plan = &self.plan;
+        if self.options.device != ComputeDevice::Cpu {
+            return plan.layout.fast_bytes.saturating_sub(self.shared_bytes());
+        }
         let parts = [
             plan.kv_alloc_bytes,
             plan.work_bytes,
             plan.layout.staging_bytes,
         ];
         parts.into_iter().fold(0, u64::saturating_add)
+    }
+}
+
+impl DeviceTaken {
+    /// Compares a GPU's memory with the plan of the only session there.
+    ///
+    /// # Errors
+    /// If the driver does not say what is free.
+    pub fn of(plan: &Plan, session: &Session<'_>, gpu: &Gpu) -> Result<Self, cuda::Error> {
+        let layout = &plan.layout;
+        let reserve_bytes = DEVICE_RESERVE_BYTES;
+        let kv = plan.kv_alloc_bytes.saturating_sub(layout.spill_bytes);
+        let there = session.spread().device_bytes;
+        let beside_kv = layout
+            .fast_bytes
+            .saturating_sub(reserve_bytes.saturating_add(kv));
+        let free = gpu.memory()?.free_bytes;
+        Ok(Self {
+            planned_bytes: beside_kv.saturating_add(there),
+            buffer_bytes: cuda::memory::taken_bytes(),
+            driver_bytes: gpu.free_at_first_bytes().saturating_sub(free),
+            reserve_bytes,
+        })
+    }
+
+    /// Whether more is taken than was planned and kept free.
+    pub fn is_over(&self) -> bool {
+        self.driver_bytes > self.planned_bytes.saturating_add(self.reserve_bytes)
     }
 }
 

@@ -4,13 +4,13 @@
 //! caches.
 
 use super::Error;
-use super::sample::{Clock, seconds_a_call};
+use super::sample::{Clock, Which, seconds_a_call};
 use super::subject::Heads;
 use crate::backend::copy;
 use cpu::attention::{CELLS, KvShape, Params, Partials, Span, Step, attend, write_cell};
 use cpu::mem::Buffer;
 use cpu::{Isa, Pool};
-use place::profile::Figure;
+use place::profile::{AttentionRate, Figure};
 
 /// The large depth.
 const CELLS_LARGE: usize = 8192;
@@ -101,45 +101,75 @@ impl Bench {
         })
     }
 
-    /// Nanoseconds a cell, and microseconds at none.
+    /// Nanoseconds a cell, and microseconds at none; those of `guess` if there is no time. `name` is what paths call it.
     pub(super) fn slope_and_engage(
         &mut self,
         pool: &Pool,
         clock: &mut Clock<'_>,
-        what: &str,
+        name: &str,
+        guess: &AttentionRate,
     ) -> Result<(Figure, Figure), Error> {
-        let large = self.microseconds(pool, clock, what, CELLS_LARGE)?;
-        let small = self.microseconds(pool, clock, what, CELLS_SMALL)?;
+        let mut at = |cells| {
+            let (path, what) = (
+                format!(
+                    "host.attention[{name}].{}",
+                    if cells == CELLS_LARGE {
+                        "ns_cell"
+                    } else {
+                        "engage_us"
+                    }
+                ),
+                format!("attention over {name}, {cells} cells"),
+            );
+            let us = guess.engage_us.value + guess.ns_cell.value * cells as f64 / 1e3;
+            let which = Which {
+                path: &path,
+                what: &what,
+                guess: Figure::exact(us),
+            };
+            clock.sample(which, |time| {
+                Ok(1e6 * seconds_a_call(time, || self.attend(pool, cells)))
+            })
+        };
+        let large = at(CELLS_LARGE)?;
+        let small = at(CELLS_SMALL)?;
         Ok(slope_and_engage(small, large))
     }
 
-    fn microseconds(
-        &mut self,
-        pool: &Pool,
-        clock: &mut Clock<'_>,
-        what: &str,
-        cells: usize,
-    ) -> Result<Figure, Error> {
-        let what = format!("{what}, {cells} cells");
-        clock.sample(&what, |time| {
-            1e6 * seconds_a_call(time, || self.attend(pool, cells))
-        })
+    /// Attends one token over the large depth until `is_done`; says how often.
+    pub(super) fn attend_until(&mut self, pool: &Pool, is_done: &mut dyn FnMut() -> bool) -> usize {
+        let mut calls = 0;
+        while !is_done() {
+            self.attend(pool, CELLS_LARGE);
+            calls += 1;
+        }
+        calls
     }
 
     /// Copies of cells into the staging ring: what attention over the large depth takes more where all cells come through it. Both ways in
-    /// turns, as a machine's memory is not the same all the time. `None` if noise hides it.
+    /// turns, as a machine's memory is not the same all the time. `None` if noise hides it, or there is no time.
     pub(super) fn stage(
         &mut self,
         pool: &Pool,
         clock: &mut Clock<'_>,
-        what: &str,
         fork_us: f64,
     ) -> Result<Option<Figure>, Error> {
-        let more = clock.sample(what, |time| {
+        let which = Which {
+            path: "host.stage_gb_s",
+            what: "staging of cells",
+            guess: Figure::default(),
+        };
+        let more = clock.sample(which, |time| {
             let there = seconds_a_call(time / 2, || self.attend(pool, CELLS_LARGE));
             let staged = seconds_a_call(time / 2, || self.attend_staged(pool));
-            1e6 * (staged - there)
+            Ok(1e6 * (staged - there))
         })?;
+        // Then it is taken as other copies are.
+        let guessed = clock.guessed.len();
+        clock.guessed.retain(|path| path != which.path);
+        if clock.guessed.len() < guessed {
+            return Ok(None);
+        }
         let blocks = CELLS_LARGE / CELLS;
         let bytes = blocks * self.shape.block_bytes();
         Ok(stage_gb_s(more, bytes, blocks, fork_us))

@@ -29,6 +29,9 @@ pub enum Error {
         /// Of what was written.
         expected: u32,
     },
+    /// A GPU could not be measured.
+    #[error(transparent)]
+    Device(#[from] cuda::Error),
     /// No session takes chunks of that size.
     #[error("a ubatch of {0} tokens: expected 1 to {max}", max = crate::session::UBATCH_MAX)]
     Ubatch(usize),

@@ -2,7 +2,8 @@
 //!
 //! A [`place::profile::Profile`] is what every placement decision is a function of. [`profile()`] takes it from the user's
 //! cache or measures it, which takes up to [`TIME_MAX`]; it is for decisions that need one, and for who asks. [`cached`]
-//! never measures.
+//! never measures. What there is no time for is taken from a built-in profile, and what was measured while others used the processor is
+//! marked: [`Profile::guessed`], [`Profile::disturbed`].
 //!
 //! | module | what it measures |
 //! |---|---|
@@ -10,13 +11,19 @@
 //! | `products` | weights that one token passes, multiply-adds of many tokens |
 //! | `attention` | one token in one layer, at two depths; copies into the staging ring |
 //! | `disk` | the model's file |
+//! | `host` | all of that, what matters most first |
+//! | `device` | the same of a GPU; its link, alone and beside the CPU |
 //! | `sample` | repetitions, and how they share the time |
+//! | [`busy`] | what others use of the processor meanwhile |
 
 mod attention;
 pub mod bandwidth;
+pub mod busy;
 mod cache;
+mod device;
 mod disk;
 mod error;
+mod host;
 pub mod machine;
 mod products;
 mod sample;
@@ -28,36 +35,24 @@ pub use sample::REPETITIONS_MIN;
 pub use subject::Subject;
 
 use crate::generate::memory;
+use crate::gpu::Gpu;
+use crate::plan::machine::set_memory;
 use crate::session::{UBATCH_DEFAULT, UBATCH_MAX};
-use bandwidth::Source;
-use cpu::pool::{Pinning, Pool, default_threads};
-use cpu::{Isa, mem::Buffer};
-use disk::Disk;
+use cpu::Isa;
+use cpu::pool::{Pinning, default_threads};
 use gguf::TensorType;
 use place::bytes::KvType;
-use place::profile::{
-    self, Accepted, AttentionRate, ByThreads, Engage, Figure, HeadShape, Host, Key, ProductRate,
-    Profile,
-};
-use sample::{Clock, seconds_a_call};
+use place::profile::{self, Accepted, Figure, Key, Profile};
+use sample::Clock;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How long all probes together take at most, where memory and processor are not very slow.
+/// How long all probes together take at most: what is not measured by then is guessed. Compiling a GPU's kernels, which happens once a
+/// driver, is not in it.
 pub const TIME_MAX: Duration = Duration::from_secs(17);
 
-/// Weights pass through at least this much memory, and at most this much; in between through as much as a session with the
-/// model reads for a token, whose caches hold what they can of it.
-const WEIGHT_BYTES: (u64, u64) = (64 << 20, 1 << 30);
-
-/// Part of the free memory that a buffer may take; there are two, and cells.
-const MEMORY_PART: u64 = 6;
-
-/// Passes over memory; fewer over much.
-const PASSES: (usize, usize) = (5, 3);
-
-/// Work items a thread of an empty fork, as many as products have.
-const ITEMS_A_THREAD: usize = 6;
+/// The most that one figure takes, warm-up included.
+const FIGURE_MAX: Duration = Duration::from_millis(300);
 
 /// Pairs of K and V types that attention is measured with: the ladder's.
 const TIERS: [(KvType, KvType); 4] = [
@@ -114,8 +109,12 @@ pub struct Settings {
     pub ubatch: usize,
     /// Which products.
     pub formats: Formats,
-    /// How long all probes together may take, about: a slow machine still repeats each three times.
+    /// How long all probes together may take.
     pub time_max: Duration,
+    /// How long each figure may take at most.
+    pub figure_max: Duration,
+    /// The GPU that is measured, too.
+    pub gpu: Option<Gpu>,
     /// Where profiles are kept; `None`: [`dir`].
     pub dir: Option<PathBuf>,
 }
@@ -129,6 +128,8 @@ impl Default for Settings {
             ubatch: UBATCH_DEFAULT,
             formats: Formats::OfModel,
             time_max: TIME_MAX,
+            figure_max: FIGURE_MAX,
+            gpu: None,
             dir: None,
         }
     }
@@ -177,8 +178,8 @@ impl Settings {
             cpu: machine::cpu_name(),
             cores: u32::try_from(default_threads()).unwrap_or(u32::MAX),
             threads: u32::try_from(self.threads()).unwrap_or(u32::MAX),
-            device: String::new(),
-            driver: String::new(),
+            device: self.gpu.as_ref().map_or(String::new(), Gpu::key),
+            driver: self.gpu.as_ref().map_or(String::new(), Gpu::driver),
             shaped_by: format!(
                 "engine {}, {isas}, {pinned}, ubatch {}, {heads}, {formats}, {} MiB of weights, {} slots",
                 env!("CARGO_PKG_VERSION"),
@@ -225,8 +226,44 @@ pub fn profile(
             profile
         }
     };
+    for note in doubts(&profile) {
+        progress.note(&note);
+    }
     cache::store(&dir, &profile)?;
     Ok(profile)
+}
+
+/// What a reader of a profile should doubt, in words.
+pub fn doubts(profile: &Profile) -> Vec<String> {
+    let mut notes = Vec::new();
+    let all = profile.figures().len();
+    let count = |what: &[String]| format!("{} of {all} figures", what.len());
+    if !profile.disturbed.is_empty() {
+        notes.push(format!(
+            "{} were measured while other processes used the processor ({}): measure again when it is idle, with 'probe --reprobe'",
+            count(&profile.disturbed),
+            few(&profile.disturbed),
+        ));
+    }
+    if !profile.guessed.is_empty() {
+        notes.push(format!(
+            "{} were not measured for lack of time, or cannot be measured yet, and are a built-in profile's ({})",
+            count(&profile.guessed),
+            few(&profile.guessed),
+        ));
+    }
+    notes
+}
+
+/// The first of some names.
+fn few(names: &[String]) -> String {
+    let shown = names.iter().take(3).cloned().collect::<Vec<_>>();
+    let more = if names.len() > shown.len() {
+        ", ..."
+    } else {
+        ""
+    };
+    format!("{}{more}", shown.join(", "))
 }
 
 /// The profile of this machine for a model, if it was measured before: with the model's formats, or with all.
@@ -254,6 +291,9 @@ pub fn cached(
             profile.host.memory_available_bytes,
         ) = (total, available);
     }
+    if let (Some(device), Some(gpu)) = (&mut profile.device, &settings.gpu) {
+        set_memory(device, gpu.memory().ok()?, gpu.context_bytes());
+    }
     Some(profile)
 }
 
@@ -272,102 +312,44 @@ fn measure(
         return Err(Error::Ubatch(settings.ubatch));
     }
     let (total, available) = memory_bytes().ok_or(Error::MemoryUnknown)?;
-    let (threads, isas) = (settings.threads(), settings.isas());
     let formats = settings.formats(subject);
-    let tiers: Vec<_> = TIERS
-        .into_iter()
-        .filter_map(|(k, v)| {
-            let heads = subject.heads?;
-            Some((k, v, heads, heads.shape_of(k, v)?))
-        })
-        .collect();
-    let memory_steps = 1 + 2 * thread_counts(threads).len();
-    let product_steps = 3 * formats.len() * isas.len();
-    let steps = memory_steps + 1 + product_steps + 2 * tiers.len() + tiers.len().min(1);
-    let steps = steps + usize::from(subject.file.is_some());
-    let mut clock = Clock::new(progress, steps, settings.time_max);
-
-    let (low, high) = WEIGHT_BYTES;
-    let bytes = subject.passing_bytes().clamp(low, high);
-    let bytes = bytes.min(available / MEMORY_PART) as usize;
-    clock.step("filling memory")?;
-    let source = Source::new(bytes)?;
-    let (read_gb_s, copy_gb_s) = memory_rates(&source, threads, &mut clock)?;
-
-    let pool = Pool::new(threads, settings.pinning)?;
-    let fork_join_us = clock.sample("an empty fork", |time| {
-        1e6 * seconds_a_call(time, || pool.run(threads * ITEMS_A_THREAD, |_| ()))
-    })?;
-    let one = Pool::new(1, Pinning::Free)?;
-    let mut products = Vec::new();
-    for ty in formats {
-        let forks = subject.forks_of(ty);
-        let mut bench = products::Bench::new(&source, forks, isas[0], threads, settings.ubatch)?;
-        for &isa in &isas {
-            bench.isa = isa;
-            let what = |work: &str| format!("{ty} {isa} {work}");
-            products.push(ProductRate {
-                format: ty.name().to_owned(),
-                isa: isa.name().to_owned(),
-                decode_gb_s: bench.decode(&pool, &mut clock, &what("decode"))?,
-                decode_one_gb_s: bench.decode(&one, &mut clock, &what("decode, one thread"))?,
-                prefill_gmac_s: bench.prefill(&pool, &mut clock, &what("prefill"))?,
-            });
-        }
+    if let Some(gpu) = &settings.gpu {
+        progress.step("compiling the GPU's kernels, once a driver", 0, 1);
+        device::compile(gpu, subject, &formats)?;
     }
-    drop(source);
-    let (mut attention, mut stage_gb_s) = (Vec::new(), None);
-    for (type_k, type_v, heads, shape) in tiers {
-        let mut bench = attention::Bench::new(heads, shape, subject.layers, isas[0])?;
-        let what = format!("attention over {type_k}/{type_v}");
-        let (ns_cell, engage_us) = bench.slope_and_engage(&pool, &mut clock, &what)?;
-        if attention.is_empty() {
-            let what = format!("staging {type_k}/{type_v}");
-            stage_gb_s = bench.stage(&pool, &mut clock, &what, fork_join_us.value)?;
-        }
-        attention.push(AttentionRate {
-            type_k,
-            type_v,
-            shape: HeadShape {
-                heads: heads.heads as u64,
-                heads_kv: heads.heads_kv as u64,
-                head_k: heads.head_k as u64,
-                head_v: heads.head_v as u64,
-            },
-            ns_cell,
-            engage_us,
-        });
+    let steps = host::steps(subject, settings, formats.len())
+        + settings
+            .gpu
+            .as_ref()
+            .map_or(0, |_| device::steps(subject, formats.len()));
+    let mut clock = Clock::new(progress, steps, settings.time_max, settings.figure_max);
+    // What matters most first: that is what a decision waits for, and what has time left for sure.
+    let device = settings.gpu.as_ref().map(|gpu| {
+        let probe = device::Probe::new(gpu, subject, &formats, settings.ubatch);
+        probe.and_then(|probe| probe.first(&mut clock))
+    });
+    let mut device = device.transpose()?;
+    let mut host = host::Probe::new(subject, settings, &formats, (total, available), &mut clock)?;
+    host.first(&mut clock)?;
+    if let Some(device) = &mut device {
+        device.beside(&mut host, &mut clock)?;
     }
-    let disk = match &subject.file {
-        None => Disk::Unknown,
-        Some(file) => disk::measure(file, &mut clock)?,
-    };
-    if disk == Disk::Cached {
-        progress.note("the disk was not measured: the model's file lies in the page cache");
-    }
+    host.second(&mut clock)?;
+    let device = device.map(|device| device.second(&mut clock)).transpose()?;
+    let host = host.third(&mut clock)?;
     let key = settings.key(subject);
     let mut profile = Profile {
         version: profile::VERSION,
-        name: key.cpu.clone(),
+        name: match &settings.gpu {
+            None => key.cpu.clone(),
+            Some(gpu) => format!("{} and {}", key.cpu, gpu.name()),
+        },
         source: profile::Source::Measured,
         key,
-        host: Host {
-            memory_total_bytes: total,
-            memory_available_bytes: available,
-            isa: isas[0].name().to_owned(),
-            read_gb_s,
-            copy_gb_s,
-            stage_gb_s,
-            fork_join_us,
-            products,
-            attention,
-            engage: Engage::default(),
-            disk_read_gb_s: match disk {
-                Disk::Rate(rate) => Some(rate),
-                Disk::Cached | Disk::Unknown => None,
-            },
-        },
-        device: None,
+        host,
+        device,
+        disturbed: std::mem::take(&mut clock.disturbed),
+        guessed: std::mem::take(&mut clock.guessed),
     };
     profile.visit_mut(&mut |_, figure, _| *figure = rounded(*figure));
     Ok(profile)
@@ -380,40 +362,6 @@ fn rounded(figure: Figure) -> Figure {
         value: round(figure.value),
         spread: round(figure.spread),
     }
-}
-
-/// One thread, half of them, all; each number once.
-fn thread_counts(threads: usize) -> Vec<usize> {
-    let mut counts = vec![1, (threads / 2).max(1), threads];
-    counts.dedup();
-    counts
-}
-
-/// Read and copy rates.
-fn memory_rates(
-    source: &Source,
-    threads: usize,
-    clock: &mut Clock<'_>,
-) -> Result<(ByThreads, ByThreads), Error> {
-    let mut to = Buffer::new(source.bytes().len()).map_err(Error::memory("memory to copy to"))?;
-    let passes = if source.bytes().len() > (WEIGHT_BYTES.1 / 2) as usize {
-        PASSES.1
-    } else {
-        PASSES.0
-    };
-    let (mut reads, mut copies) = (Vec::new(), Vec::new());
-    for n in thread_counts(threads) {
-        clock.step(&format!("reading memory, {n} threads"))?;
-        reads.push(source.read(n, passes)?.figure());
-        clock.step(&format!("copying memory, {n} threads"))?;
-        copies.push(source.copy(&mut to, n, passes)?.figure());
-    }
-    let by_threads = |figures: Vec<Figure>| ByThreads {
-        one: figures[0],
-        half: figures[figures.len().saturating_sub(2)],
-        all: figures[figures.len() - 1],
-    };
-    Ok((by_threads(reads), by_threads(copies)))
 }
 
 #[cfg(test)]

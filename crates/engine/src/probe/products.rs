@@ -6,7 +6,7 @@
 
 use super::Error;
 use super::bandwidth::Source;
-use super::sample::{Clock, seconds_a_call};
+use super::sample::{Clock, Which, seconds_a_call};
 use super::subject::Fork;
 use cpu::acts::Acts;
 use cpu::mem::{ALIGN, Buffer};
@@ -86,10 +86,10 @@ impl<'a> Bench<'a> {
         &mut self,
         pool: &Pool,
         clock: &mut Clock<'_>,
-        what: &str,
+        which: Which<'_>,
     ) -> Result<Figure, Error> {
         let mut forks = Vec::new();
-        clock.sample(what, |time| {
+        clock.sample(which, |time| {
             if forks.is_empty() {
                 forks = self.short_forks(pool, time);
                 self.next = 0;
@@ -101,10 +101,21 @@ impl<'a> Bench<'a> {
                 let spent = begun.elapsed();
                 // Forks differ, so whole rounds are better, as long as one does not take too long.
                 if spent >= time && (self.next == 0 || spent >= 3 * time / 2) {
-                    return bytes as f64 / spent.as_secs_f64() / 1e9;
+                    return Ok(bytes as f64 / spent.as_secs_f64() / 1e9);
                 }
             }
         })
+    }
+
+    /// Passes weights with one token until `is_done`; says how many bytes.
+    pub(super) fn pass_until(&mut self, pool: &Pool, is_done: &mut dyn FnMut() -> bool) -> usize {
+        let forks = self.forks.clone();
+        let mut bytes = 0;
+        while !is_done() {
+            bytes += self.product(pool, &forks[self.next % forks.len()], 1);
+            self.next = (self.next + 1) % forks.len();
+        }
+        bytes
     }
 
     /// The forks, with fewer rows where one would take longer than `time`.
@@ -134,7 +145,7 @@ impl<'a> Bench<'a> {
         &mut self,
         pool: &Pool,
         clock: &mut Clock<'_>,
-        what: &str,
+        which: Which<'_>,
     ) -> Result<Figure, Error> {
         // What reads the model's width stands for all.
         let k = self.forks[0].k;
@@ -151,11 +162,11 @@ impl<'a> Bench<'a> {
             self.ubatch
         };
         let macs = (n * k * tokens) as f64;
-        clock.sample(what, |time: Duration| {
+        clock.sample(which, |time: Duration| {
             let each = seconds_a_call(time, || {
                 self.product(pool, &fork, tokens);
             });
-            macs / each / 1e9
+            Ok(macs / each / 1e9)
         })
     }
 

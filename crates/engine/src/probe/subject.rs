@@ -21,6 +21,9 @@ const MATRIX_BYTES_MAX: usize = 32 << 20;
 /// Cells of a context of ordinary length.
 const CELLS_ORDINARY: usize = 2048;
 
+/// Tokens of a vocabulary at most.
+const VOCABULARY_MAX: usize = 1 << 20;
+
 /// Heads and head sizes beyond this are not measured.
 const HEADS_MAX: u64 = 1024;
 
@@ -67,6 +70,8 @@ pub struct Subject {
     pub(super) layers: usize,
     /// Bytes of weights that a token passes.
     pub(super) active_bytes: u64,
+    /// Tokens of the vocabulary.
+    pub(super) vocabulary: usize,
     /// Its file.
     pub(super) file: Option<PathBuf>,
 }
@@ -120,6 +125,7 @@ impl Subject {
                 .fold(0, |sum, f| sum.saturating_add(f.bytes() as u64)),
             heads: heads(),
             layers: number("block_count").unwrap_or(1),
+            vocabulary: vocabulary(tensors),
             forks,
             file: None,
         }
@@ -137,6 +143,7 @@ impl Subject {
             }),
             layers: 32,
             active_bytes: 4 << 30,
+            vocabulary: 128_256,
             file: None,
         }
     }
@@ -160,16 +167,26 @@ impl Subject {
 
     /// The forks that a format is measured with: the model's own, cut to a size that can be; else an ordinary model's.
     pub(super) fn forks_of(&self, ty: TensorType) -> Vec<Fork> {
+        self.forks_within(ty, MATRIX_BYTES_MAX, BYTES_A_FORMAT)
+    }
+
+    /// The same with other bounds of a matrix, and of all together.
+    pub(super) fn forks_within(
+        &self,
+        ty: TensorType,
+        matrix_bytes_max: usize,
+        bytes_max: usize,
+    ) -> Vec<Fork> {
         let mut forks: Vec<Fork> = self.forks.iter().filter(|f| f.ty == ty).cloned().collect();
         if forks.is_empty() {
             forks = ordinary_forks(ty);
         }
         let mut bytes = 0;
         forks.retain_mut(|fork| {
-            let room = bytes < BYTES_A_FORMAT;
+            let room = bytes < bytes_max;
             for n in &mut fork.rows {
                 let row_bytes = (fork.k / fork.ty.block_len()) * fork.ty.block_bytes();
-                *n = (*n).min((MATRIX_BYTES_MAX / row_bytes).max(1));
+                *n = (*n).min((matrix_bytes_max / row_bytes).max(1));
             }
             bytes += if room { fork.bytes() } else { 0 };
             room
@@ -201,6 +218,15 @@ impl Heads {
         let ty = |ty: KvType| ty.to_string().parse().ok();
         KvShape::new(heads_kv, head_k, head_v, ty(type_k)?, ty(type_v)?).ok()
     }
+}
+
+/// Rows of the embedding, as many as any model has at most.
+fn vocabulary(tensors: &[TensorInfo]) -> usize {
+    let embedding = tensors.iter().find(|t| t.name == "token_embd.weight");
+    let rows = embedding.map_or(1, |t| t.ne(1));
+    usize::try_from(rows)
+        .unwrap_or(usize::MAX)
+        .clamp(1, VOCABULARY_MAX)
 }
 
 /// Products of one token in the file's order: those that share an input together, one list for each format.

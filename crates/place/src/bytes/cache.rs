@@ -101,6 +101,8 @@ pub struct KvAlloc {
     pub full_slab: u64,
     /// Bytes of 256 cells in the largest of these layers: what is streamed at a time.
     pub full_block: u64,
+    /// Blocks of each layer with a window, of all sequences: of the one with most.
+    pub windowed_blocks: u64,
 }
 
 /// Checks that blocks of the types divide the heads that they would store: a head then is whole blocks wherever it begins.
@@ -219,7 +221,7 @@ pub fn kv_alloc_bytes(model: &Model, cache: &Cache) -> Result<KvAlloc, Error> {
         Streams::Shared => of_room + (n_seq.min(room) - 1),
         Streams::Own => times(of_room, n_seq)?,
     };
-    let (mut full_slab, mut full_block, mut windowed) = (0, 0, 0);
+    let (mut full_slab, mut full_block, mut windowed, mut windowed_blocks) = (0, 0, 0, 0);
     for (_, cells) in model.caching() {
         let (k, v) = cell_bytes(cells, cache)?;
         let bytes = times(block, plus(k, v)?)?;
@@ -233,6 +235,7 @@ pub fn kv_alloc_bytes(model: &Model, cache: &Cache) -> Result<KvAlloc, Error> {
                 let ring = plus(window.into(), chunk)?.div_ceil(block) + 1;
                 let blocks = times(ring, n_seq)?.min(full_blocks);
                 windowed = plus(windowed, times(blocks, bytes)?)?;
+                windowed_blocks = blocks.max(windowed_blocks);
             }
         }
     }
@@ -244,6 +247,7 @@ pub fn kv_alloc_bytes(model: &Model, cache: &Cache) -> Result<KvAlloc, Error> {
         full_blocks: narrow(full_blocks)?,
         full_slab: narrow(full_slab)?,
         full_block: narrow(full_block)?,
+        windowed_blocks: narrow(windowed_blocks)?,
     })
 }
 

@@ -5,6 +5,7 @@
 //! [`work_bytes`] what a session computes in.
 
 mod cache;
+mod device;
 mod kv_type;
 mod work;
 
@@ -12,5 +13,7 @@ pub use cache::{
     BLOCK_CELLS, Cache, GROUP_BLOCKS, KvAlloc, KvBytes, Streams, check_types, kv_alloc_bytes,
     kv_bytes, recurrent_bytes,
 };
+pub use device::device_alloc_bytes;
+pub(crate) use device::{device_padding_bytes, device_tensor_bytes};
 pub use kv_type::KvType;
-pub use work::{WorkBytes, carried_bytes, work_bytes};
+pub use work::{WorkBytes, carried_bytes, device_work_bytes, work_bytes};

@@ -12,6 +12,10 @@ const LOGIT_ROWS: u128 = 8;
 const ACT_TILE: u128 = 16;
 /// Values that rows of quantised activations come in multiples of.
 const ACT_BLOCK: u128 = 256;
+/// Bytes behind each part of quantised activations on a device, which kernels may read.
+const DEVICE_SLACK: u128 = 4096;
+/// Results of a prompt's attention that a device holds: of the spans that are done side by side, and of those before.
+const SPAN_STATES: u128 = 5;
 
 /// Bytes of a session's work space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -44,9 +48,9 @@ struct Widest {
 }
 
 /// Bytes of the work space of one session over `n_ctx` cells that takes up to `n_ubatch` tokens at a time (T of them, no more
-/// than the context has).
+/// than the context has), on the CPU.
 ///
-/// The buffers are those of `engine`'s `session::forward::Work`, and a test there compares:
+/// The buffers are those of `engine`'s `session::forward::Work` and its CPU backend, and a test there compares:
 ///
 /// ```text
 /// activations  4 * (T * (4 D + q + k + v + out + 2 F) + 8 D)     x, normed, delta (twice), q, k, v, attended, gate, up; last
@@ -65,63 +69,143 @@ struct Widest {
 /// # Errors
 /// If `n_ctx` or `n_ubatch` is 0, or the bytes are more than 64 bits hold.
 pub fn work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<WorkBytes, Error> {
-    for (what, found) in [("a context", n_ctx), ("a ubatch", n_ubatch)] {
-        if found == 0 {
-            return Err(Error::Option {
-                what,
-                found,
-                expected: "1 or more",
-            });
-        }
-    }
-    let t = u128::from(n_ubatch.min(n_ctx));
-    let width = u128::from(model.width);
-    let w = widest(model)?;
-    let (shared_ff, expert_ff) = model
-        .experts
-        .map_or((0, 0), |e| (u128::from(e.shared_ff), u128::from(e.ff)));
-    let ff = u128::from(model.ff).max(shared_ff);
-    let row = sum(&[
-        product(&[4, width])?,
-        w.q,
-        w.k,
-        w.v,
-        w.out,
-        product(&[2, ff])?,
-    ])?;
-    let activations = product(&[4, sum(&[product(&[t, row])?, LOGIT_ROWS * width])?])?;
-
-    let widest_row = ff.max(width).max(w.out).max(expert_ff);
+    let s = Sizes::of(model, n_ctx, n_ubatch)?;
+    let Sizes { t, w, .. } = &s;
+    let activations = product(&[4, sum([product(&[*t, s.row]), Ok(LOGIT_ROWS * s.width)])?])?;
     let acts = |tokens: u128| {
         let tokens = tokens.next_multiple_of(ACT_TILE);
-        let values = product(&[tokens, widest_row.next_multiple_of(ACT_BLOCK)])?;
+        let values = product(&[tokens, s.widest.next_multiple_of(ACT_BLOCK)])?;
         // Whole blocks of 256, so halves are whole.
-        sum(&[values, values / 2])
+        sum([Ok(values), Ok(values / 2)])
     };
-    let pairs = u128::from(model.rope_dims / 2);
-    let blocks = u128::from(n_ctx).div_ceil(BLOCK_CELLS.into());
-    let scratch = sum(&[
-        acts(t.max(2 * LOGIT_ROWS))?,
-        acts(2 * t.max(LOGIT_ROWS))?,
-        product(&[4, 2, 2, t, pairs])?,
-        product(&[4, blocks, w.partial])?,
+    let scratch = sum([
+        acts((*t).max(2 * LOGIT_ROWS)),
+        acts(2 * (*t).max(LOGIT_ROWS)),
+        product(&[4, 2, 2, *t, s.pairs]),
+        product(&[4, s.blocks, w.partial]),
     ])?;
-    let logits = product(&[4, 2, t.min(LOGIT_ROWS), model.n_vocab.into()])?;
-    let experts = match model.experts {
-        None => 0,
-        Some(e) => {
-            let each = sum(&[product(&[2, expert_ff])?, width])?;
-            let row = sum(&[e.total.into(), product(&[e.used.into(), each])?])?;
-            product(&[4, t, row])?
+    let logits = product(&[4, 2, (*t).min(LOGIT_ROWS), s.vocabulary])?;
+    s.total(activations, scratch, logits)
+}
+
+/// The same in a device's memory, on the CUDA backend.
+///
+/// The buffers are those of `engine`'s `session::forward::Work` and `backend::cuda::Cuda::new`. B = 2 ceil(n_ctx / 256) + 1 lists that
+/// many spans of cells: a block with cells removed from its middle is several.
+///
+/// ```text
+/// activations  4 * T * (4 D + q + k + v + out + 2 F)             x, normed, delta (twice), q, k, v, attended, gate, up
+/// scratch      2 * (89 / 64 * C * pad256(W) + 4 * 4096)           activations in blocks of 32 and of 256, C = pad8(2 max(T, 8)) columns
+///            + L * (24 B + 24 + 8)                                lists of each layer's blocks, with their lengths
+///            + 4 * B * H * (2 + C_v) + 8 B + 4                    partial results of one token, and their list
+///            + 4 * 5 * T * H * (2 + C_v)                          results of a prompt's spans
+///            + 4 * 2 * 2 * max(T * rope_dims / 2, 1)              cosines and sines, layers without and with a window
+///            + 4 + 4 T                                            position, ids
+/// logits       4 * (2 * 8 D + min(T, 8) * V)                      the last rows, normed; logits (the host's copy is not here)
+/// ```
+///
+/// # Errors
+/// As [`work_bytes`].
+pub fn device_work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<WorkBytes, Error> {
+    let s = Sizes::of(model, n_ctx, n_ubatch)?;
+    let Sizes { t, w, .. } = &s;
+    let activations = product(&[4, *t, s.row])?;
+    let columns = (2 * (*t).max(LOGIT_ROWS)).next_multiple_of(8);
+    // Codes, and for every 32 of them 8 bytes, for every 256 of them 4, for every 16 of them 2: whole, as rows are padded to 256.
+    let act_values = product(&[columns, s.widest.next_multiple_of(ACT_BLOCK)])?;
+    let acts = sum([product(&[act_values / 64, 89]), Ok(4 * DEVICE_SLACK)])?;
+    let spans = 2 * s.blocks + 1;
+    let list = 24 * spans + 24 + 8;
+    let scratch = sum([
+        product(&[2, acts]),
+        product(&[s.layers, list]),
+        product(&[4, spans, w.partial]),
+        Ok(8 * spans + 4),
+        product(&[4, SPAN_STATES, *t, w.partial]),
+        product(&[4, 2, 2, product(&[*t, s.pairs])?.max(1)]),
+        Ok(4 + 4 * t),
+    ])?;
+    let logits = sum([
+        product(&[4, 2, LOGIT_ROWS, s.width]),
+        product(&[4, (*t).min(LOGIT_ROWS), s.vocabulary]),
+    ])?;
+    s.total(activations, scratch, logits)
+}
+
+/// What the formulas above are made of.
+struct Sizes {
+    t: u128,
+    width: u128,
+    w: Widest,
+    /// Values of a token that go from operation to operation.
+    row: u128,
+    /// Values of the widest row that is quantised.
+    widest: u128,
+    pairs: u128,
+    /// Blocks of the context.
+    blocks: u128,
+    layers: u128,
+    vocabulary: u128,
+    experts: u128,
+}
+
+impl Sizes {
+    fn of(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<Self, Error> {
+        for (what, found) in [("a context", n_ctx), ("a ubatch", n_ubatch)] {
+            if found == 0 {
+                return Err(Error::Option {
+                    what,
+                    found,
+                    expected: "1 or more",
+                });
+            }
         }
-    };
-    Ok(WorkBytes {
-        total: narrow(sum(&[activations, scratch, experts, logits])?)?,
-        activations: narrow(activations)?,
-        scratch: narrow(scratch)?,
-        experts: narrow(experts)?,
-        logits: narrow(logits)?,
-    })
+        let t = u128::from(n_ubatch.min(n_ctx));
+        let width = u128::from(model.width);
+        let w = widest(model)?;
+        let (shared_ff, expert_ff) = model
+            .experts
+            .map_or((0, 0), |e| (u128::from(e.shared_ff), u128::from(e.ff)));
+        let ff = u128::from(model.ff).max(shared_ff);
+        let experts = match model.experts {
+            None => 0,
+            Some(e) => {
+                let each = sum([product(&[2, expert_ff]), Ok(width)])?;
+                let row = sum([Ok(e.total.into()), product(&[e.used.into(), each])])?;
+                product(&[4, t, row])?
+            }
+        };
+        Ok(Self {
+            t,
+            width,
+            row: sum([
+                product(&[4, width]),
+                Ok(w.q),
+                Ok(w.k),
+                Ok(w.v),
+                Ok(w.out),
+                product(&[2, ff]),
+            ])?,
+            widest: ff.max(width).max(w.out).max(expert_ff),
+            w,
+            pairs: u128::from(model.rope_dims / 2),
+            blocks: u128::from(n_ctx).div_ceil(BLOCK_CELLS.into()),
+            layers: model.n_layer() as u128,
+            vocabulary: model.n_vocab.into(),
+            experts,
+        })
+    }
+
+    fn total(&self, activations: u128, scratch: u128, logits: u128) -> Result<WorkBytes, Error> {
+        let all = [activations, scratch, self.experts, logits];
+        Ok(WorkBytes {
+            total: narrow(sum(all.map(Ok))?)?,
+            activations: narrow(activations)?,
+            scratch: narrow(scratch)?,
+            experts: narrow(self.experts)?,
+            logits: narrow(logits)?,
+        })
+    }
 }
 
 /// Bytes that a chunk of tokens carries from one part of its attention to the next, where cells are streamed in parts:
@@ -179,11 +263,9 @@ fn product(factors: &[u128]) -> Result<u128, Error> {
         .ok_or(WORK)
 }
 
-fn sum(terms: &[u128]) -> Result<u128, Error> {
-    terms
-        .iter()
-        .try_fold(0_u128, |sum, &n| sum.checked_add(n))
-        .ok_or(WORK)
+fn sum<const N: usize>(terms: [Result<u128, Error>; N]) -> Result<u128, Error> {
+    let mut terms = terms.into_iter();
+    terms.try_fold(0_u128, |sum, term| sum.checked_add(term?).ok_or(WORK))
 }
 
 fn narrow(n: u128) -> Result<u64, Error> {

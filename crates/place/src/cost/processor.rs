@@ -8,9 +8,9 @@ use crate::tier::Tier;
 /// writing cells stay on the calling thread for one token, and together take about as long as two. The forks of products and
 /// attention are in their own measurements.
 const SMALL_OPERATIONS_A_LAYER: f64 = 2.0;
-/// Launches of a dense layer on a device: norm, three products, two quantisations of activations, rope, attention and its
-/// merge, output, norm, gated activation, two more products, additions.
-const LAUNCHES_A_LAYER: f64 = 12.0;
+/// Launches of a dense layer on a device beside products and attention, whose own are in their measurements: a norm with the addition
+/// before it for either half, rope of Q and of K, writing cells, gated activation.
+const LAUNCHES_A_LAYER: f64 = 6.0;
 /// More of them where a layer has routed experts: router and combine.
 const MORE_WITH_EXPERTS: f64 = 2.0;
 
@@ -23,6 +23,8 @@ pub struct Processor<'a> {
     read_gb_s: f64,
     operation_us: f64,
     operations_a_layer: f64,
+    /// What a token takes beside its operations.
+    token_us: f64,
     /// Attention's rate with the threads in use, as a part of what was measured with all.
     attention_part: f64,
 }
@@ -61,6 +63,7 @@ impl<'a> Processor<'a> {
             read_gb_s: with(host.read_gb_s.one.value, host.read_gb_s.all.value),
             operation_us: host.fork_join_us.value,
             operations_a_layer: SMALL_OPERATIONS_A_LAYER,
+            token_us: 0.0,
             attention_part: part,
         }
     }
@@ -76,6 +79,7 @@ impl<'a> Processor<'a> {
             read_gb_s: device.read_gb_s.value,
             operation_us: device.launch_us.value,
             operations_a_layer: LAUNCHES_A_LAYER,
+            token_us: device.token_us.value,
             attention_part: 1.0,
         }
     }
@@ -99,10 +103,11 @@ impl<'a> Processor<'a> {
         )
     }
 
-    /// Starting the operations of `layers` layers, of which `with_experts` have routed experts, and of the output.
+    /// Starting the operations of `layers` layers, of which `with_experts` have routed experts, and of the output; and what a token takes
+    /// beside them.
     pub fn operations_ms(&self, layers: f64, with_experts: f64) -> f64 {
         let operations = layers * self.operations_a_layer + with_experts * MORE_WITH_EXPERTS + 1.0;
-        operations * amount(self.operation_us) / 1e3
+        (operations * amount(self.operation_us) + amount(self.token_us)) / 1e3
     }
 
     /// One operation that has nothing to do.

@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use super::request::Request;
 use crate::bytes::{
-    BLOCK_CELLS, Cache, KvAlloc, carried_bytes, kv_alloc_bytes, kv_bytes, recurrent_bytes,
-    work_bytes,
+    BLOCK_CELLS, Cache, KvAlloc, carried_bytes, device_padding_bytes, device_work_bytes,
+    kv_alloc_bytes, kv_bytes, recurrent_bytes, work_bytes,
 };
 use crate::cost::{PIECE_BYTES, Place};
 use crate::error::Error;
@@ -17,8 +17,9 @@ use crate::tier::Tier;
 /// Slots of the staging ring without which nothing can be streamed while something is in use.
 const STAGING_SLOTS_MIN: u64 = 4;
 
-/// Slots where main memory plays a device: copies cannot run beside the cores that make them, so more would gain nothing.
-const STAGING_SLOTS_VIRTUAL: u64 = 8;
+/// Slots of a block of one layer's cells each, where nothing else is streamed. Where main memory plays a device more would gain nothing:
+/// copies cannot run beside the cores that make them.
+const STAGING_SLOTS_BLOCKS: u64 = 8;
 
 /// What is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -32,15 +33,20 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// What a request may use of a machine with so much free.
-    pub fn new(request: &Request, host_available: u64, device_free: Option<u64>) -> Self {
+    /// What a request may use of a machine with so much free; of a device, beside what the process has of it already.
+    pub fn new(request: &Request, host_available: u64, device: Option<(u64, u64)>) -> Self {
         let cap = |mib: Option<u64>| mib.map_or(u64::MAX, |m| m.saturating_mul(1 << 20));
-        let target = Some(request.vram_target_mib).filter(|&mib| mib > 0);
-        let asked = cap(request.device_mem_mib).min(cap(target));
-        match device_free {
-            Some(free) => Self {
+        let target = cap(Some(request.vram_target_mib).filter(|&mib| mib > 0));
+        let asked = cap(request.device_mem_mib);
+        let device = device.map(|(free, context)| {
+            let target = target.saturating_sub(context);
+            free.min(asked).min(target)
+        });
+        let asked = asked.min(target);
+        match device {
+            Some(fast_bytes) => Self {
                 place: Place::Device,
-                fast_bytes: free.min(asked),
+                fast_bytes,
                 host_bytes: host_available,
             },
             None if asked < u64::MAX => {
@@ -69,7 +75,11 @@ impl Memory {
     pub fn of_profile(request: &Request, profile: &Profile) -> Self {
         let device = profile.device.as_ref();
         let available = profile.host.memory_available_bytes;
-        Self::new(request, available, device.map(|d| d.free_bytes))
+        Self::new(
+            request,
+            available,
+            device.map(|d| (d.free_bytes, d.context_bytes)),
+        )
     }
 }
 
@@ -86,6 +96,8 @@ pub(super) struct Needs {
     pub work: u64,
     /// Kept free on a device.
     pub reserve: u64,
+    /// What a device's allocations take beyond what is asked for.
+    pub padding: u64,
     /// Dense weights that are computed with.
     pub dense: u64,
     /// Routed experts.
@@ -116,7 +128,8 @@ impl Needs {
         let kv = kv_alloc_bytes(model, &cache)?;
         let w = &model.weights;
         let tied = w.output == 0;
-        let embedding_host = if place == Place::Device && !tied {
+        // Where all weights are to be in fast memory, the embedding is one of them.
+        let embedding_host = if place == Place::Device && request.spill_weights && !tied {
             w.embedding
         } else {
             0
@@ -130,10 +143,11 @@ impl Needs {
         let slot = slots.max().unwrap_or(0);
         let (piece, slots, carried) = match place {
             // An expert goes through one slot.
-            Place::Device => (PIECE_BYTES.max(slot), STAGING_SLOTS_MIN, 0),
+            Place::Device if request.spill_weights => (PIECE_BYTES.max(slot), STAGING_SLOTS_MIN, 0),
+            Place::Device => (kv.full_block, STAGING_SLOTS_BLOCKS, 0),
             Place::VirtualDevice => (
                 kv.full_block,
-                STAGING_SLOTS_VIRTUAL,
+                STAGING_SLOTS_BLOCKS,
                 carried_bytes(model, n_ctx, request.n_ubatch)?,
             ),
             Place::Host => (0, 0, 0),
@@ -143,9 +157,19 @@ impl Needs {
             kv_bytes: kv_bytes(model, &cache)?.total,
             kv,
             recurrent: recurrent_bytes(model, request.n_seq, 0)?,
-            work: work_bytes(model, n_ctx, request.n_ubatch)?.total,
+            work: match place {
+                Place::Device => device_work_bytes(model, n_ctx, request.n_ubatch)?.total,
+                Place::Host | Place::VirtualDevice => {
+                    work_bytes(model, n_ctx, request.n_ubatch)?.total
+                }
+            },
             reserve: if place == Place::Device {
                 DEVICE_RESERVE_BYTES
+            } else {
+                0
+            },
+            padding: if place == Place::Device && !request.spill_weights {
+                padding(model, &kv)
             } else {
                 0
             },
@@ -163,7 +187,13 @@ impl Needs {
 
     /// Fast memory that is taken whatever is decided.
     pub(super) fn fixed(&self) -> u64 {
-        let parts = [self.kv.windowed, self.recurrent, self.work, self.reserve];
+        let parts = [
+            self.kv.windowed,
+            self.recurrent,
+            self.work,
+            self.reserve,
+            self.padding,
+        ];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 
@@ -172,6 +202,18 @@ impl Needs {
         let parts = [self.fixed(), self.dense, self.experts, self.kv.full];
         parts.into_iter().fold(0, u64::saturating_add)
     }
+}
+
+/// What allocations of weights, all in fast memory, and of slabs of cells take beyond their bytes. All others are few: what they take is in
+/// the reserve.
+fn padding(model: &Model, kv: &KvAlloc) -> u64 {
+    let windowed_slab = kv.windowed.checked_div(kv.windowed_blocks).unwrap_or(0);
+    let parts = [
+        model.weights.device_padding,
+        device_padding_bytes(kv.full_slab, kv.full_blocks),
+        device_padding_bytes(windowed_slab, kv.windowed_blocks),
+    ];
+    parts.into_iter().fold(0, u64::saturating_add)
 }
 
 /// The cache of a request at a tier.

@@ -614,6 +614,7 @@ fn layout(needs: &Needs, c: &Candidate) -> Layout {
             ("recurrent state", needs.recurrent),
             ("work space", needs.work),
             ("staging", p.staging_bytes),
+            ("padding of allocations", needs.padding),
             ("reserve", needs.reserve),
         ]),
         host: named(&[

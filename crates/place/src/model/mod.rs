@@ -144,6 +144,8 @@ pub struct Weights {
     pub unused: u64,
     /// The part of `unused` that is routed experts.
     pub unused_experts: u64,
+    /// What all but the unused ones take of a device's memory beyond their bytes: whole tiles of rows, whole pages. Not in any sum.
+    pub device_padding: u64,
 }
 
 impl Weights {

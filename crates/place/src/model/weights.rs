@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Active, Experts, TypeBytes, Weights};
+use crate::bytes::device_tensor_bytes;
 use crate::error::Error;
 use crate::limits::TENSORS_MAX;
 
@@ -148,6 +149,11 @@ pub(super) fn sum(
             }
             continue;
         }
+        let on_device = device_tensor_bytes(t.dims, t.elements, t.bytes);
+        add(
+            &mut weights.device_padding,
+            on_device.saturating_sub(t.bytes),
+        )?;
         let types = &mut sums.active.by_type;
         // Most tensors have one of few types; names are copied once a type.
         if !types.contains_key(t.ty) {

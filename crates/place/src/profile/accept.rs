@@ -2,7 +2,8 @@
 //!
 //! A tier changes tokens, so it must stay the same from run to run on one machine. It does if the profile does.
 
-use std::collections::HashMap;
+use std::cmp::Ordering;
+use std::collections::{HashMap, HashSet};
 
 use super::{Figure, Profile, Unit};
 
@@ -30,7 +31,9 @@ pub struct Accepted {
 
 impl Profile {
     /// Takes from `new` what differs by more than twice the spread, and what `self` lacks; all other figures stay as they
-    /// are. With another key, or another source, `new` replaces everything. Free and available bytes are always the new ones.
+    /// are. A figure that was measured undisturbed is not replaced by one that was disturbed or guessed, but replaces one that was; nor does a
+    /// guess replace what was disturbed.
+    /// With another key, or another source, `new` replaces everything. Free and available bytes are always the new ones.
     pub fn accept(&self, new: &Self) -> Accepted {
         let mut profile = new.clone();
         let same_machine = self.key == new.key && self.source == new.source;
@@ -40,16 +43,62 @@ impl Profile {
         } else {
             HashMap::new()
         };
+        let (old_doubts, new_doubts) = (self.doubts(), new.doubts());
         let mut changes = Vec::new();
-        profile.visit_mut(&mut |path, figure, unit| match old.get(path) {
-            Some(old) if !old.differs(figure) => *figure = *old,
-            old => changes.push(Change {
-                path: path.to_owned(),
-                unit,
-                old: old.copied(),
-                new: *figure,
-            }),
+        let mut kept = HashSet::new();
+        profile.visit_mut(&mut |path, figure, unit| {
+            let found = old.get(path).copied();
+            let is_kept =
+                found.is_some_and(|old| match old_doubts.of(path).cmp(&new_doubts.of(path)) {
+                    Ordering::Less => true,
+                    Ordering::Greater => false,
+                    Ordering::Equal => !old.differs(figure),
+                });
+            match found.filter(|_| is_kept) {
+                Some(old) => {
+                    *figure = old;
+                    kept.insert(path.to_owned());
+                }
+                None => changes.push(Change {
+                    path: path.to_owned(),
+                    unit,
+                    old: found,
+                    new: *figure,
+                }),
+            }
         });
+        // A figure that stayed is as good as it was.
+        let merged = |old: &[String], new: &[String]| {
+            let stayed = old.iter().filter(|path| kept.contains(*path));
+            let came = new.iter().filter(|path| !kept.contains(*path));
+            stayed.chain(came).cloned().collect()
+        };
+        profile.disturbed = merged(&self.disturbed, &new.disturbed);
+        profile.guessed = merged(&self.guessed, &new.guessed);
         Accepted { profile, changes }
+    }
+
+    fn doubts(&self) -> Doubts<'_> {
+        Doubts {
+            disturbed: self.disturbed.iter().map(String::as_str).collect(),
+            guessed: self.guessed.iter().map(String::as_str).collect(),
+        }
+    }
+}
+
+/// How much figures are to be doubted.
+struct Doubts<'p> {
+    disturbed: HashSet<&'p str>,
+    guessed: HashSet<&'p str>,
+}
+
+impl Doubts<'_> {
+    /// None, disturbed, guessed.
+    fn of(&self, path: &str) -> u8 {
+        if self.guessed.contains(path) {
+            2
+        } else {
+            u8::from(self.disturbed.contains(path))
+        }
     }
 }

@@ -15,6 +15,10 @@
 //! | `link` | copies between host and device by size of the transfer |
 //! | `kept` | what part of their rates link and CPU keep while both run |
 //! | `t_sync_us` | handing one layer's work to the CPU and back |
+//! | `launch_us`, `token_us` | an operation of a device that has nothing to do; what a token takes beside all operations |
+//!
+//! A device's products are measured as the CPU's: in the shapes of the model, and `decode_gb_s` includes starting them and the quantisation
+//! of their input.
 
 mod accept;
 mod builtin;
@@ -57,6 +61,12 @@ pub struct Profile {
     /// The accelerator, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<Device>,
+    /// Paths of the figures that were measured while other processes used the processor.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disturbed: Vec<String>,
+    /// Paths of the figures that were not measured for lack of time, and are those of a built-in profile.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guessed: Vec<String>,
 }
 
 /// Where a profile's numbers come from.
@@ -235,8 +245,12 @@ impl Engage {
 pub struct Device {
     /// Its memory, bytes.
     pub total_bytes: u64,
-    /// What of it is free, bytes.
+    /// What of it is free, bytes: once the process has its context there.
     pub free_bytes: u64,
+    /// What the process takes of it before anything is allocated, bytes: the driver's context. It counts where the process's share of
+    /// the whole device is capped.
+    #[serde(default)]
+    pub context_bytes: u64,
     /// Streaming read of its memory.
     pub read_gb_s: Figure,
     /// Copies between host and device.
@@ -253,6 +267,9 @@ pub struct Device {
     pub t_sync_us: Figure,
     /// One operation that has nothing to do, as decoding starts them.
     pub launch_us: Figure,
+    /// What a token takes beside its operations: giving them to the device, and getting its logits.
+    #[serde(default)]
+    pub token_us: Figure,
 }
 
 /// Products with the weights of one format on the device.

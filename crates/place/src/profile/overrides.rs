@@ -187,6 +187,11 @@ pub static OVERRIDES: &[Override] = &[
         &["device.launch_us"],
         "an empty operation on the device",
     ),
+    term(
+        "token_us",
+        &["device.token_us"],
+        "a token on the device, beside its operations",
+    ),
 ];
 
 impl Profile {

@@ -165,6 +165,55 @@ fn noise_changes_nothing_and_news_is_taken() {
 }
 
 #[test]
+fn a_disturbed_figure_replaces_no_clean_one() {
+    let path = "host.read_gb_s.all".to_owned();
+    let clean = measured();
+    let mut doubtful = clean.clone();
+    doubtful.visit_mut(&mut |_, figure, _| figure.value *= 0.5);
+    doubtful.disturbed = vec![path.clone()];
+    doubtful.guessed = vec!["host.fork_join_us".to_owned()];
+    let accepted = clean.accept(&doubtful);
+    let (old, new) = (&clean.host, &accepted.profile.host);
+    assert_eq!(
+        (new.read_gb_s.all, new.fork_join_us),
+        (old.read_gb_s.all, old.fork_join_us)
+    );
+    assert_eq!(new.read_gb_s.one, doubtful.host.read_gb_s.one);
+    assert_eq!(
+        (
+            accepted.profile.disturbed.len(),
+            accepted.profile.guessed.len()
+        ),
+        (0, 0)
+    );
+    // What was doubtful is replaced by what is not, however close; and stays what it is if it stays.
+    let mut close = doubtful.clone();
+    (close.disturbed, close.guessed) = (Vec::new(), Vec::new());
+    close.host.read_gb_s.all.value *= 1.001;
+    let accepted = doubtful.accept(&close).profile;
+    assert_eq!(accepted.host.read_gb_s.all, close.host.read_gb_s.all);
+    assert_eq!((accepted.disturbed.len(), accepted.guessed.len()), (0, 0));
+    let accepted = doubtful.accept(&doubtful).profile;
+    assert_eq!(
+        (&accepted.disturbed, accepted.guessed.len()),
+        (&vec![path], 1)
+    );
+    let read = Profile::from_json(&doubtful.to_json()).unwrap();
+    assert_eq!(
+        (read.disturbed, read.guessed),
+        (doubtful.disturbed.clone(), doubtful.guessed.clone())
+    );
+    doubtful.guessed = vec![String::new(); limits::PROFILE_DOUBTS_MAX + 1];
+    assert!(
+        doubtful
+            .validate()
+            .unwrap_err()
+            .to_string()
+            .contains("guessed")
+    );
+}
+
+#[test]
 fn what_was_not_measured_before_is_taken() {
     let mut old = measured();
     let new = old.clone();

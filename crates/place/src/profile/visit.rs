@@ -145,6 +145,11 @@ impl Profile {
                 device.map(|d| d.free_bytes),
                 device.map(|d| d.total_bytes),
             ),
+            (
+                "device.context_bytes",
+                device.map(|d| d.context_bytes),
+                device.map(|d| d.total_bytes),
+            ),
         ] {
             if part > whole {
                 return Err(Error::Profile {
@@ -168,10 +173,18 @@ impl Profile {
             ("host.attention", host.attention.len()),
             ("device.products", device.map_or(0, |d| d.products.len())),
             ("device.attention", device.map_or(0, |d| d.attention.len())),
+        ]
+        .map(|(field, n)| (field, n, limits::PROFILE_LIST_MAX));
+        let doubts = [
+            (
+                "disturbed",
+                self.disturbed.len(),
+                limits::PROFILE_DOUBTS_MAX,
+            ),
+            ("guessed", self.guessed.len(), limits::PROFILE_DOUBTS_MAX),
         ];
-        for (field, n) in lengths {
-            if n > limits::PROFILE_LIST_MAX {
-                let most = limits::PROFILE_LIST_MAX;
+        for (field, n, most) in lengths.into_iter().chain(doubts) {
+            if n > most {
                 return Err(wrong(
                     field,
                     format!("has {n} entries, expected at most {most}"),
@@ -187,7 +200,7 @@ impl Profile {
             if !counts.into_iter().all(sane) || s.head_v > limits::HEADS_MAX {
                 let most = limits::HEADS_MAX;
                 return Err(wrong(
-                    &format!("{field}[{}].shape", attention_name(a)),
+                    &format!("{field}[{}].shape", a.name()),
                     format!("has {s:?}, expected counts of 1 to {most}"),
                 ));
             }
@@ -217,12 +230,15 @@ fn link_lists(link: &Link) -> [(&'static str, &[Transfer], bool); 4] {
     ]
 }
 
-fn attention_name(rate: &AttentionRate) -> String {
-    let s = rate.shape;
-    format!(
-        "{}/{} {}/{}x{}+{}",
-        rate.type_k, rate.type_v, s.heads, s.heads_kv, s.head_k, s.head_v
-    )
+impl AttentionRate {
+    /// What paths of its figures call it: types, and the shape of heads.
+    pub fn name(&self) -> String {
+        let s = self.shape;
+        format!(
+            "{}/{} {}/{}x{}+{}",
+            self.type_k, self.type_v, s.heads, s.heads_kv, s.head_k, s.head_v
+        )
+    }
 }
 
 fn visit_host(host: &mut Host, f: Visitor<'_>) {
@@ -283,7 +299,7 @@ fn visit_by_threads(path: &str, rates: &mut ByThreads, f: Visitor<'_>) {
 
 fn visit_attention(of: &str, rates: &mut [AttentionRate], f: Visitor<'_>) {
     for rate in rates {
-        let name = attention_name(rate);
+        let name = rate.name();
         let path = |field: &str| format!("{of}.attention[{name}].{field}");
         f(&path("ns_cell"), &mut rate.ns_cell, Unit::NsCell);
         f(&path("engage_us"), &mut rate.engage_us, Unit::Us);
@@ -294,6 +310,7 @@ fn visit_device(device: &mut Device, f: Visitor<'_>) {
     let Device {
         total_bytes: _,
         free_bytes: _,
+        context_bytes: _,
         read_gb_s,
         link,
         kept,
@@ -301,6 +318,7 @@ fn visit_device(device: &mut Device, f: Visitor<'_>) {
         attention,
         t_sync_us,
         launch_us,
+        token_us,
     } = device;
     f("device.read_gb_s", read_gb_s, Unit::GbS);
     let Link {
@@ -343,4 +361,5 @@ fn visit_device(device: &mut Device, f: Visitor<'_>) {
     visit_attention("device", attention, f);
     f("device.t_sync_us", t_sync_us, Unit::Us);
     f("device.launch_us", launch_us, Unit::Us);
+    f("device.token_us", token_us, Unit::Us);
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::Args;
 use engine::model::Model;
-use engine::plan::session::Taken;
+use engine::plan::session::{DeviceTaken, Taken};
 use engine::session::{Session, Wanted};
 use engine::synth::Recipe;
 use serde::Serialize;
@@ -141,6 +141,7 @@ struct Report {
     loading: Loading,
     cases: Vec<Measured>,
     memory: Taken,
+    device_memory: Option<DeviceTaken>,
 }
 
 #[derive(Serialize)]
@@ -195,6 +196,7 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         loading: loaded.loading,
         cases: measured,
         memory,
+        device_memory: loaded.device_taken(&session)?,
     };
     if common.json {
         print_json(&report)

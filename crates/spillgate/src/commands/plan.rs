@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 use clap::Args;
 use engine::plan::describe::describe;
 use engine::plan::{machine, session};
-use engine::probe::{Settings, Subject};
+use engine::probe::{self, Settings, Subject};
+use engine::session::ComputeDevice;
 use engine::tokenizer::Tokenizer;
 use gguf::GgufFile;
 use place::bytes::{KvType, Streams};
@@ -18,7 +19,7 @@ use serde::Serialize;
 use super::info;
 use crate::cli::Common;
 use crate::failure::Advised;
-use crate::flags::{BudgetFlags, MachineFlags};
+use crate::flags::{BudgetFlags, DEVICES, DeviceName, MachineFlags, device};
 use crate::output::{print, print_json, write_file};
 use crate::profiles::{self, LIST, Listing};
 use crate::progress::Steps;
@@ -28,8 +29,9 @@ use crate::settings;
 ///
 /// Only the header is read: files of any size, split ones, ones that end where the weights would begin, and architectures
 /// that do not run yet. The machine is this one, as 'spillgate probe' measured it for this model; before it was measured, a
-/// default profile with this machine's memory, which the output says. --profile plans for another machine, --set NAME=VALUE
-/// and SPILLGATE_NAME variables replace single figures. A plan is printed also where nothing fits, with what would; the exit
+/// default profile with this machine's memory, which the output says. Where it has a GPU, the plan is of what runs there today: all weights
+/// and the work space in its memory, cells beyond it streamed. --profile plans for another machine (with --device cpu without its GPU) and
+/// as if weights could be left in host memory, too; --set NAME=VALUE and SPILLGATE_NAME variables replace single figures. A plan is printed also where nothing fits, with what would; the exit
 /// status is 0 then too ('fits' in the JSON tells), and another one only if no plan could be made.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -49,6 +51,9 @@ pub struct PlanArgs {
     /// Plan for this machine: a JSON file, or an example's name; 'list' shows them [default: this one]
     #[arg(long, value_name = "FILE|NAME", help_heading = "Machine")]
     profile: Option<String>,
+    /// What computes: cuda, an NVIDIA GPU (cuda:N for another than the first), cpu, or auto: a GPU if there is one
+    #[arg(long, value_name = DEVICES, default_value = "auto", value_parser = device, help_heading = "Machine")]
+    device: DeviceName,
     /// Replace a figure of the machine; may be repeated ('--profile list' shows the names)
     #[arg(
         long,
@@ -119,12 +124,12 @@ pub fn run(args: &PlanArgs, common: &Common) -> Result<()> {
     let file = super::open_header(name)?;
     let model = describe(&file)?;
     let mut profile = match profile {
-        Some(profile) => profile,
+        Some(profile) => other_machine(args, profile)?,
         None => this_machine(args, &file)?,
     };
     profiles::apply_variables(&mut profile)?;
     profiles::apply_flags(&mut profile, &args.set)?;
-    let request = request(args, &model);
+    let request = request(args, &model, &profile);
     let plan = decide(&request, &model, &profile)?;
     if let Some(path) = &args.plot {
         write_file(path, &place::plot::svg(&plan))?;
@@ -162,7 +167,9 @@ pub fn run(args: &PlanArgs, common: &Common) -> Result<()> {
 /// What is known of this machine, for this model.
 fn this_machine(args: &PlanArgs, file: &GgufFile) -> Result<Profile> {
     let load = settings::load_options(&args.machine)?;
+    let device = settings::compute_device(args.device)?;
     let settings = Settings {
+        gpu: settings::gpu(device),
         threads: load.threads,
         isa: load.isa,
         pinning: load.pinning,
@@ -177,9 +184,23 @@ fn this_machine(args: &PlanArgs, file: &GgufFile) -> Result<Profile> {
     ))
 }
 
-fn request(args: &PlanArgs, model: &Model) -> Request {
+/// A machine that was described, without its device if that is not to compute.
+fn other_machine(args: &PlanArgs, mut profile: Profile) -> Result<Profile> {
+    match args.device {
+        DeviceName::Auto => {}
+        DeviceName::Cpu => profile.device = None,
+        DeviceName::Cuda(_) if profile.device.is_some() => {}
+        DeviceName::Cuda(_) => {
+            let what = format!("--device cuda: profile {} has no device", profile.name);
+            return Err(Advised::new(what, "leave --device out").into());
+        }
+    }
+    Ok(profile)
+}
+
+fn request(args: &PlanArgs, model: &Model, profile: &Profile) -> Request {
     let asked = &args.asked;
-    args.budget.apply(Request {
+    let request = args.budget.apply(Request {
         n_ctx: asked.ctx.unwrap_or_else(|| session::usual_context(model)),
         n_seq: asked.seqs,
         streams: Streams::Shared,
@@ -191,13 +212,22 @@ fn request(args: &PlanArgs, model: &Model) -> Request {
             .threads
             .map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
         ..Request::default()
+    });
+    if args.profile.is_some() || profile.device.is_none() {
+        return request;
+    }
+    // On this machine's GPU: as it runs today.
+    session::request(&session::Asked {
+        request,
+        device: ComputeDevice::Cuda(0),
+        ..session::Asked::default()
     })
 }
 
 /// What a reader should know of the figures.
 fn notes(args: &PlanArgs, profile: &Profile) -> Vec<String> {
     if profile.source != Source::Default || args.profile.is_some() {
-        return Vec::new();
+        return probe::doubts(profile);
     }
     let name = args.model.as_deref().unwrap_or("MODEL");
     vec![format!(

@@ -4,12 +4,11 @@ use anyhow::Result;
 use clap::Args;
 use cuda::Device;
 use cuda::selftest::{Options, Row, run as test};
-use engine::session::ComputeDevice;
 use serde::Serialize;
 
 use crate::cli::Common;
 use crate::failure::Advised;
-use crate::flags::device;
+use crate::flags::{DeviceName, device};
 use crate::output::{print, print_json, table};
 
 /// Compares every kernel on a GPU with the definition, bit for bit
@@ -24,7 +23,7 @@ Examples:
 pub struct SelftestArgs {
     /// The GPU that is tested
     #[arg(long, value_name = "cuda[:N]", default_value = "cuda", value_parser = device)]
-    device: ComputeDevice,
+    device: DeviceName,
 }
 
 #[derive(Serialize)]
@@ -60,9 +59,13 @@ impl Compared {
 }
 
 pub fn run(args: &SelftestArgs, common: &Common) -> Result<()> {
-    let ComputeDevice::Cuda(ordinal) = args.device else {
-        let what = "--device cpu: the CPU's kernels are compared by the project's tests";
-        return Err(Advised::new(what, "leave it out for the first GPU").into());
+    let ordinal = match args.device {
+        DeviceName::Cuda(ordinal) => ordinal,
+        DeviceName::Auto => 0,
+        DeviceName::Cpu => {
+            let what = "--device cpu: the CPU's kernels are compared by the project's tests";
+            return Err(Advised::new(what, "leave it out for the first GPU").into());
+        }
     };
     let device = Device::open(ordinal)?;
     let mut rows: Vec<Compared> = Vec::new();

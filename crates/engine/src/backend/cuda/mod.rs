@@ -83,6 +83,8 @@ pub(crate) struct Cuda<'m> {
     graph: Option<Graph>,
     is_listed: bool,
     failed: Option<cuda::Error>,
+    /// Bytes of all buffers but the weights and the staging ring.
+    work_bytes: u64,
 }
 
 fn device_shape(shape: &KvShape) -> DeviceShape {
@@ -129,6 +131,7 @@ impl<'m> Cuda<'m> {
             None
         };
         let shape = device_shape(shape);
+        let before = cuda::memory::taken_bytes();
         let attention = Attention::new(&device, Target::Best, shape, c.heads)?;
         // A block with cells removed from its middle is several.
         let blocks = 2 * n_ctx.div_ceil(CELLS) + 1;
@@ -145,7 +148,8 @@ impl<'m> Cuda<'m> {
         let pairs = [model.rope.pairs(), model.rope_windowed.pairs()];
         let spans = Spans::values(&shape, c.heads, ubatch, SPANS_AT_ONCE);
         let rows = LOGIT_ROWS.min(ubatch);
-        Ok(Self {
+        // What follows takes as many bytes as `place::bytes::device_work_bytes` plans.
+        let mut new = Self {
             model,
             weights: OnDevice::new(model, &stream)?,
             quantiser: Quantiser::new(&device)?,
@@ -176,8 +180,12 @@ impl<'m> Cuda<'m> {
             graph: None,
             is_listed: false,
             failed: None,
+            work_bytes: 0,
             stream,
-        })
+        };
+        let taken = cuda::memory::taken_bytes().saturating_sub(before);
+        new.work_bytes = taken.saturating_sub(new.weights.bytes());
+        Ok(new)
     }
 
     /// Remembers the first failure; nothing is begun after it.
@@ -423,15 +431,7 @@ impl Backend for Cuda<'_> {
     }
 
     fn bytes(&self) -> u64 {
-        let angles = self
-            .angles
-            .iter()
-            .flatten()
-            .map(Buffer::bytes)
-            .sum::<usize>();
-        let last = self.last.iter().map(Buffer::bytes).sum::<usize>();
-        let acts = self.acts32.device_bytes() + self.acts256.device_bytes();
-        (angles + last + acts + self.logits.bytes() + self.partials.values().bytes()) as u64
+        self.work_bytes
     }
 
     fn staging_bytes(&self) -> u64 {

@@ -9,7 +9,7 @@ use place::profile::Profile;
 use place::tier::{self, LADDER, Tier};
 
 use crate::plan::describe::describe;
-use crate::plan::session::{Asked, SessionPlan, plan, token_at};
+use crate::plan::session::{Asked, SessionPlan, available_bytes, plan, token_at};
 
 /// A row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,14 +123,14 @@ pub fn rows(
             left_out,
         });
     }
-    leave_out(&mut rows, machine.host.memory_available_bytes);
+    leave_out(&mut rows, available_bytes(asked.device, machine));
     Ok(rows)
 }
 
 /// Leaves out what has no room beside the weights and the rows before it.
 fn leave_out(rows: &mut [Row], available: u64) {
-    let weights = rows.first().map_or(0, |row| row.planned.plan.weight_bytes);
-    let mut room = available.saturating_sub(weights);
+    let shared = rows.first().map_or(0, |row| row.planned.shared_bytes());
+    let mut room = available.saturating_sub(shared);
     for at in 0..rows.len() {
         if let Some(same) = rows[at].same_as {
             rows[at].left_out = rows[same].left_out.clone();

@@ -7,7 +7,6 @@ use clap::Args;
 use engine::eval::niah::{self, Format, Task};
 use engine::eval::tiers::{self, Needles, Outcome, Row};
 use engine::eval::{BOOK, excerpts};
-use engine::session::ComputeDevice;
 use serde::Serialize;
 
 use super::niah::{N_CTX_DEFAULT, task_parser, tasks};
@@ -119,10 +118,6 @@ pub fn run(args: &TiersArgs, common: &Common) -> Result<()> {
             std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?
         }
     };
-    if args.context.device != ComputeDevice::Cpu {
-        let what = "eval tiers predicts for the CPU alone: GPUs are not measured by the probe yet";
-        return Err(Advised::new(what, "leave --device out").into());
-    }
     let opened = settings::open(&args.model, &args.machine)?;
     let usual = opened.config.n_ctx_train.min(N_CTX_DEFAULT);
     let n_ctx = args.context.ctx.unwrap_or(usual);
@@ -144,7 +139,7 @@ pub fn run(args: &TiersArgs, common: &Common) -> Result<()> {
         ..args.context.clone()
     };
     let asked = settings::asked(&context, Need::Chosen)?;
-    let mut machine = opened.measured(context.ubatch)?;
+    let mut machine = opened.measured(context.ubatch, asked.device)?;
     profiles::apply_variables(&mut machine)?;
     let rows = tiers::rows(opened.file(), &asked, &machine, depth as u64)?;
     for row in &rows {

@@ -321,7 +321,7 @@ fn on_device(n_ctx: u64, change: impl FnOnce(&mut Request)) -> Asked {
 }
 
 #[test]
-fn on_a_gpu_its_memory_counts_and_what_has_no_room_is_streamed_or_refused() {
+fn on_a_gpu_its_memory_counts_and_what_has_no_room_is_outside_or_refused() {
     let (_folder, path) = sketch();
     let file = GgufFile::open(&path, MapMode::Read).unwrap();
     let roomy = plan(&file, &on_device(40_000, |_| ()), &with_device(8 << 30)).unwrap();
@@ -348,7 +348,7 @@ fn on_a_gpu_its_memory_counts_and_what_has_no_room_is_streamed_or_refused() {
         layout.fast_bytes
     );
 
-    // As much as it takes fits; a little less is streamed, in whole blocks, none of it by the CPU.
+    // As much as it takes fits; a little less is outside, in whole blocks, some of it for the CPU.
     let exact = plan(
         &file,
         &on_device(40_000, |_| ()),
@@ -361,7 +361,7 @@ fn on_a_gpu_its_memory_counts_and_what_has_no_room_is_streamed_or_refused() {
     assert!(less.plan.fits && less.plan.layout.fast_bytes < layout.fast_bytes);
     let placing = less.options.placing;
     assert!(placing.tail_blocks > 0 && placing.staging_slots > 0);
-    assert_eq!(placing.kv_share, 0.0);
+    assert!((placing.kv_share - 0.7).abs() < 1e-9, "{placing:?}");
     let blocks = placing.window_blocks.unwrap() + placing.tail_blocks;
     assert_eq!(blocks, 40_000_usize.div_ceil(256));
 

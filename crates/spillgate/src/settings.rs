@@ -298,11 +298,6 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
     });
     let rotate = flags.kv_rotate == OnOff::On;
     let device = compute_device(flags.device)?;
-    if device != ComputeDevice::Cpu && flags.budget.kv_share.0.is_some_and(|x| x > 0.0) {
-        let what = "--kv-share: the CPU cannot take a share of a GPU's attention yet";
-        let hint = "leave it out, and all of the tail is streamed; --device cpu can";
-        return Err(Advised::new(what, hint).into());
-    }
     Ok(match need {
         Need::Chosen => Asked {
             n_ctx: ctx,

@@ -101,7 +101,7 @@ pub fn plan(
     machine: &Profile,
 ) -> Result<SessionPlan, place::Error> {
     let model = describe(file)?;
-    let request = request(asked);
+    let request = request(asked.request);
     let machine = &used(asked, machine);
     let (plan, cut_from) = match asked.n_ctx {
         Some(n_ctx) => (
@@ -146,20 +146,14 @@ pub fn token_at(
     let machine = used(asked, machine);
     Ok(planned
         .plan
-        .token_at(&request(asked), &model, &machine, depth))
+        .token_at(&request(asked.request), &model, &machine, depth))
 }
 
-/// What is asked of a plan: as much as sessions can do today. Weights are in fast memory, and of cells beyond a GPU's the CPU takes no
-/// share.
-pub fn request(asked: &Asked) -> Request {
-    let kv_share = match asked.device {
-        ComputeDevice::Cpu => asked.request.kv_share,
-        ComputeDevice::Cuda(_) => Some(0.0),
-    };
+/// What is asked of a plan: as much as sessions can do today, which is to have all weights in fast memory.
+pub fn request(request: Request) -> Request {
     Request {
         spill_weights: false,
-        kv_share,
-        ..asked.request
+        ..request
     }
 }
 
@@ -186,7 +180,7 @@ pub fn needs_rates(
     let model = describe(file)?;
     let request = Request {
         n_ctx: asked.n_ctx.unwrap_or_else(|| usual_context(&model)),
-        ..request(asked)
+        ..request(asked.request)
     };
     if tier::allowed(&model, request.type_k, request.type_v)?.len() == 1 || asked.n_ctx.is_none() {
         // The tier is not chosen, and what has no room is in host memory.

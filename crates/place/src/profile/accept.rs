@@ -43,6 +43,12 @@ impl Profile {
         } else {
             HashMap::new()
         };
+        // What could not be seen this time is as it was.
+        if same_machine {
+            let (host, old) = (&mut profile.host, &self.host);
+            host.stage_gb_s = host.stage_gb_s.or(old.stage_gb_s);
+            host.disk_read_gb_s = host.disk_read_gb_s.or(old.disk_read_gb_s);
+        }
         let (old_doubts, new_doubts) = (self.doubts(), new.doubts());
         let mut changes = Vec::new();
         let mut kept = HashSet::new();

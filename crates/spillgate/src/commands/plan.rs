@@ -7,7 +7,6 @@ use clap::Args;
 use engine::plan::describe::describe;
 use engine::plan::{machine, session};
 use engine::probe::{self, Settings, Subject};
-use engine::session::ComputeDevice;
 use engine::tokenizer::Tokenizer;
 use gguf::GgufFile;
 use place::bytes::{KvType, Streams};
@@ -217,11 +216,7 @@ fn request(args: &PlanArgs, model: &Model, profile: &Profile) -> Request {
         return request;
     }
     // On this machine's GPU: as it runs today.
-    session::request(&session::Asked {
-        request,
-        device: ComputeDevice::Cuda(0),
-        ..session::Asked::default()
-    })
+    session::request(request)
 }
 
 /// What a reader should know of the figures.

@@ -183,8 +183,7 @@ impl<'m> Cuda<'m> {
             work_bytes: 0,
             stream,
         };
-        let taken = cuda::memory::taken_bytes().saturating_sub(before);
-        new.work_bytes = taken.saturating_sub(new.weights.bytes());
+        new.work_bytes = cuda::memory::taken_bytes().saturating_sub(before);
         Ok(new)
     }
 

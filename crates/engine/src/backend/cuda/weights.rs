@@ -37,13 +37,6 @@ impl<'m> OnDevice<'m> {
         })
     }
 
-    /// Bytes of all of them.
-    pub(super) fn bytes(&self) -> u64 {
-        let matrices = self.matrices.iter().map(|w| w.data().bytes());
-        let vectors = self.vectors.iter().flatten().map(Buffer::bytes);
-        matrices.chain(vectors).sum::<usize>() as u64
-    }
-
     pub(super) fn matrix(&self, matrix: &Matrix) -> (&Weights, &Product) {
         let index = matrix.index();
         (

@@ -136,6 +136,7 @@ pub(super) fn hints(
             hints.push(format!("with --ctx {n}{with} it fits"));
         }
     }
+    let of_allowed = best;
     for tier in LADDER {
         let usable = check_types(model, tier.type_k, tier.type_v).is_ok();
         if !usable || allowed.contains(&tier) {
@@ -155,7 +156,8 @@ pub(super) fn hints(
         let n = allowed
             .last()
             .map_or(0, |&tier| round_down(most(&auto, tier)).min(request.n_ctx));
-        if n > best {
+        // The other way beside lower tiers: what was pinned stays.
+        if n > of_allowed {
             hints.push(format!("with --spill auto it fits at {n}"));
         }
     }

@@ -5,7 +5,7 @@
 //!
 //! | module | what it measures |
 //! |---|---|
-//! | this one | reads of the device's memory, starting operations, a token's way to the device and back |
+//! | this one | reads of the device's memory, small operations, a token's way to the device and back |
 //! | [`link`] | copies between host and device, alone and while the host works |
 //! | [`products`] | weights that one token passes, multiply-adds of many tokens |
 //! | [`cells`] | attention of one token in one layer |
@@ -20,11 +20,16 @@ pub use products::{Fork, Products};
 
 use std::time::{Duration, Instant};
 
+use quant::act::{BLOCK256, Passes};
+
+use crate::acts::{Acts, Shape};
 use crate::device::Device;
 use crate::error::Error;
 use crate::graph::Graph;
 use crate::kernel::{Arg, Launch, Module, Start};
 use crate::memory::{Buffer, Mailbox};
+use crate::ops::{Delta, Gate, Normed, Ops};
+use crate::product::Target;
 use crate::stream::{Event, Stream, Timing};
 
 /// When the operations of a generated token start, as a session gives them: while the ones ahead of them still run.
@@ -33,7 +38,7 @@ const START: Start = Start::Overlapped;
 /// Replays of a graph between two marks at most.
 const REPLAYS_MAX: usize = 4096;
 
-/// Empty operations of a graph.
+/// Small operations of a graph.
 const LAUNCHES: usize = 256;
 
 /// Bytes after which patterns repeat: an odd number of cache lines.
@@ -147,44 +152,83 @@ impl Reads {
     }
 }
 
-/// What starting operations takes.
+/// What the small operations of a token take.
 #[derive(Debug)]
-pub struct Starts {
+pub struct Small {
     timer: Timer,
     many: Graph,
     one: Graph,
     position: (Mailbox<u32>, Buffer<u32>),
     logits: (Buffer<f32>, Mailbox<f32>),
+    // What the graphs read and write.
+    _operands: (Ops, [Buffer<f32>; 5], [Acts; 2]),
 }
 
-impl Starts {
-    /// For a model with a vocabulary of so many tokens.
-    pub fn new(device: &Device, vocabulary: usize) -> Result<Self, Error> {
+impl Small {
+    /// For a model of this width, feed-forward width and vocabulary.
+    pub fn new(device: &Device, width: usize, ff: usize, vocabulary: usize) -> Result<Self, Error> {
         let timer = Timer::new(device)?;
-        let kernel = Module::load(device, "read")?.kernel("read_only")?;
-        let position = Buffer::<u32>::zeroed(&timer.stream, 1)?;
-        let graph = |n: usize| {
-            // No pieces: the kernel reads nothing.
-            let args = [Arg::from(&position), 0u64.into(), (&position).into()];
-            let launch = Launch::new(1, 128).start(START);
-            timer.stream.capture(|| {
-                // SAFETY: the kernel reads nothing, and writes nothing, as the sum of nothing is 0.
-                (0..n).try_for_each(|_| unsafe { kernel.launch(&timer.stream, launch, &args) })
-            })
+        let stream = &timer.stream;
+        let ops = Ops::new(device, Target::Best)?;
+        let [width, ff] = [width, ff].map(|n| n.next_multiple_of(BLOCK256));
+        let ones = |n: usize| Buffer::from_slice(stream, &vec![1.0f32; n]);
+        let (mut x, delta, norm) = (ones(width)?, ones(width)?, ones(width)?);
+        let (mut gate, up) = (ones(ff)?, ones(ff)?);
+        let (mut normed, mut gated) = (Acts::new(stream, 1, width)?, Acts::new(stream, 1, ff)?);
+        let shape = Shape {
+            tokens: 1,
+            k: ff,
+            block: BLOCK256,
+            passes: Passes::One,
         };
+        let many = stream.capture(|| {
+            (0..LAUNCHES / 2).try_for_each(|_| {
+                let added = Delta {
+                    first: &delta,
+                    second: None,
+                    bias: None,
+                    norm: None,
+                };
+                let to = Normed {
+                    blocks256: Some((&mut normed, Passes::One)),
+                    ..Normed::default()
+                };
+                ops.residual_norm_to(
+                    stream,
+                    START,
+                    1,
+                    width,
+                    1e-5,
+                    &mut x,
+                    Some(added),
+                    Some(&norm),
+                    to,
+                )?;
+                let (gate, acts) = (&mut gate, &mut gated);
+                ops.gated_to(stream, START, Gate::Silu, gate, &up, false, shape, acts)
+            })
+        })?;
+        let position = Buffer::<u32>::zeroed(stream, 1)?;
+        let kernel = Module::load(device, "read")?.kernel("read_only")?;
+        // No pieces: the kernel reads nothing.
+        let args = [Arg::from(&position), 0u64.into(), (&position).into()];
+        let launch = Launch::new(1, 128);
+        // SAFETY: the kernel reads nothing, and writes nothing, as the sum of nothing is 0.
+        let one = stream.capture(|| unsafe { kernel.launch(stream, launch, &args) })?;
         Ok(Self {
-            many: graph(LAUNCHES)?,
-            one: graph(1)?,
+            many,
+            one,
             logits: (
-                Buffer::zeroed(&timer.stream, vocabulary)?,
+                Buffer::zeroed(stream, vocabulary)?,
                 Mailbox::new(device, vocabulary)?,
             ),
             position: (Mailbox::new(device, 1)?, position),
+            _operands: (ops, [x, delta, norm, gate, up], [normed, gated]),
             timer,
         })
     }
 
-    /// Microseconds of an operation that has nothing to do, one of many that wait for each other.
+    /// Microseconds of an operation, norms and gates in turns, each of which waits for the one before.
     pub fn launch_us(&mut self, time: Duration) -> Result<f64, Error> {
         let seconds = self.timer.seconds_a_replay(&mut self.many, time)?;
         Ok(1e6 * seconds / LAUNCHES as f64)

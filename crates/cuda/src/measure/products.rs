@@ -1,4 +1,5 @@
-//! Products as a session computes them: with the quantisation of their input, in the shapes of a model.
+//! Products as a session computes them, in the shapes of a model: of one token those of one input together, their input quantised before;
+//! of many tokens with the quantisation.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::error::Error;
 use crate::graph::Graph;
 use crate::kernel::Start;
 use crate::memory::Buffer;
-use crate::product::{Product, Target};
+use crate::product::{Output, Product, TOGETHER_MAX, Target};
 use crate::weights::Weights;
 
 /// Products of one input.
@@ -44,7 +45,12 @@ struct Operands {
     product: Product,
     quantiser: Quantiser,
     x: Buffer<f32>,
+    /// The input of a prompt's products.
     acts: Acts,
+    /// Inputs of one token, quantised: one for every length and number of passes.
+    inputs: Vec<Acts>,
+    /// Outputs of products that are done together, and a prompt's.
+    ys: Vec<Buffer<f32>>,
     y: Buffer<f32>,
     /// Each fork's matrices.
     weights: Vec<Vec<Weights>>,
@@ -100,20 +106,40 @@ impl Products {
             quantiser: Quantiser::new(device)?,
             x: Buffer::from_slice(stream, &x)?,
             acts: Acts::new(stream, tokens.max(1), k_max)?,
+            inputs: Vec::new(),
+            ys: (0..TOGETHER_MAX)
+                .map(|_| Buffer::zeroed(stream, n_max))
+                .collect::<Result<_, _>>()?,
             y: Buffer::zeroed(stream, tokens.max(1) * n_max)?,
             weights,
         };
+        // A session quantises in the operation before, so that it is no part of a product's time.
+        if let Some(block) = act_block(ty) {
+            for fork in forks {
+                let shape = Shape {
+                    tokens: 1,
+                    k: fork.k,
+                    block,
+                    passes: fork.passes,
+                };
+                if o.inputs.iter().all(|acts| acts.shape() != shape) {
+                    let mut acts = Acts::new(stream, 1, fork.k)?;
+                    o.quantiser
+                        .quantise(stream, Start::After, &o.x, shape, &mut acts)?;
+                    o.inputs.push(acts);
+                }
+            }
+        }
         stream.synchronise()?;
         let at = |i: usize| &forks[i % forks.len()];
         let decode = stream.capture(|| {
-            (0..o.weights.len()).try_for_each(|i| o.fork(&timer, ty, i, 1, at(i).k, at(i).passes))
+            (0..o.weights.len()).try_for_each(|i| o.decode(&timer, i, at(i).k, at(i).passes))
         })?;
         let of_fork = |i: &usize| matrix_bytes(at(*i).k, at(*i).rows.iter().sum());
         // Inputs that are passed once are what a prompt's tokens go through.
         let once = (0..forks.len()).filter(|&i| at(i).passes == Passes::One);
         let largest = once.max_by_key(of_fork).unwrap_or(0);
-        let prefill =
-            stream.capture(|| o.fork(&timer, ty, largest, tokens, at(largest).k, Passes::One))?;
+        let prefill = stream.capture(|| o.prefill(&timer, ty, largest, tokens, at(largest).k))?;
         let rows: usize = at(largest).rows.iter().sum();
         Ok(Self {
             decode,
@@ -139,18 +165,35 @@ impl Products {
 }
 
 impl Operands {
-    /// Gives one fork to the stream.
-    fn fork(
+    /// Gives one fork of one token to the stream, as many matrices together as can be.
+    fn decode(&mut self, timer: &Timer, i: usize, k: usize, passes: Passes) -> Result<(), Error> {
+        let stream = &timer.stream;
+        let wanted = |acts: &&Acts| (acts.shape().k, acts.shape().passes) == (k, passes);
+        let Some(acts) = self.inputs.iter().find(wanted) else {
+            return self.weights[i].iter().try_for_each(|w| {
+                let y = &mut self.y;
+                self.product.float(stream, START, w, &self.x, 1, y)
+            });
+        };
+        for weights in self.weights[i].chunks(TOGETHER_MAX) {
+            let ys = self.ys.iter_mut().zip(weights);
+            let mut outputs: Vec<Output<'_>> =
+                ys.map(|(y, w)| Output { w, bias: None, y }).collect();
+            self.product.together(stream, START, acts, &mut outputs)?;
+        }
+        Ok(())
+    }
+
+    /// Gives one fork of many tokens to the stream.
+    fn prefill(
         &mut self,
         timer: &Timer,
         ty: TensorType,
         i: usize,
         tokens: usize,
         k: usize,
-        passes: Passes,
     ) -> Result<(), Error> {
-        let stream = &timer.stream;
-        let start = if tokens == 1 { START } else { Start::After };
+        let (stream, start) = (&timer.stream, Start::After);
         let Some(block) = act_block(ty) else {
             return self.weights[i].iter().try_for_each(|w| {
                 let y = &mut self.y;
@@ -161,7 +204,7 @@ impl Operands {
             tokens,
             k,
             block,
-            passes,
+            passes: Passes::One,
         };
         let acts = &mut self.acts;
         self.quantiser

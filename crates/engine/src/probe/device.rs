@@ -8,7 +8,7 @@ use crate::gpu::Gpu;
 use crate::plan::machine::{default_device, set_memory};
 use cuda::Product;
 use cuda::attention::{Attention, KvShape, KvType as DeviceType};
-use cuda::measure::{self, Cells, Link, Memory, Products, Reads, Starts, Way};
+use cuda::measure::{self, Cells, Link, Memory, Products, Reads, Small, Way};
 use cuda::product::Target;
 use gguf::TensorType;
 use place::bytes::KvType;
@@ -55,6 +55,8 @@ pub(super) struct Probe {
     gpu: Gpu,
     forks: Vec<(TensorType, Vec<measure::Fork>)>,
     heads: Option<Heads>,
+    /// Of the model and its feed-forward.
+    widths: [usize; 2],
     vocabulary: usize,
     passing_bytes: u64,
     ubatch: usize,
@@ -149,6 +151,7 @@ impl Probe {
             gpu: gpu.clone(),
             forks: formats.iter().map(of_format).collect(),
             heads: subject.heads,
+            widths: subject.widths(),
             vocabulary: subject.vocabulary,
             passing_bytes: subject.passing_bytes(),
             ubatch,
@@ -171,20 +174,21 @@ impl Probe {
         };
         self.device.read_gb_s = clock.sample(which, |time| Ok(reads.gb_s(time)?))?;
         drop(reads);
-        let mut starts = Starts::new(device, self.vocabulary)?;
+        let [width, ff] = self.widths;
+        let mut small = Small::new(device, width, ff, self.vocabulary)?;
         let which = Which {
             path: "device.launch_us",
-            what: "starting an operation on the GPU",
+            what: "a small operation on the GPU",
             guess: guess.launch_us,
         };
-        self.device.launch_us = clock.sample(which, |time| Ok(starts.launch_us(time)?))?;
+        self.device.launch_us = clock.sample(which, |time| Ok(small.launch_us(time)?))?;
         let which = Which {
             path: "device.token_us",
             what: "a token's way to the GPU and back",
             guess: guess.token_us,
         };
-        self.device.token_us = clock.sample(which, |time| Ok(starts.token_us(time)?))?;
-        drop(starts);
+        self.device.token_us = clock.sample(which, |time| Ok(small.token_us(time)?))?;
+        drop(small);
         self.device.products.clear();
         let processor = Processor::device(&guess);
         for i in 0..self.forks.len() {

@@ -21,6 +21,9 @@ const MATRIX_BYTES_MAX: usize = 32 << 20;
 /// Cells of a context of ordinary length.
 const CELLS_ORDINARY: usize = 2048;
 
+/// The width of an ordinary model.
+const WIDTH_ORDINARY: usize = 4096;
+
 /// Tokens of a vocabulary at most.
 const VOCABULARY_MAX: usize = 1 << 20;
 
@@ -146,6 +149,14 @@ impl Subject {
             vocabulary: 128_256,
             file: None,
         }
+    }
+
+    /// The width of the model, and of the widest input: of most the feed-forward's.
+    pub(super) fn widths(&self) -> [usize; 2] {
+        let inputs = || self.forks.iter().map(|f| f.k);
+        let most = inputs().max().unwrap_or(WIDTH_ORDINARY);
+        // What is listed first, embedding, output or the first layer's, reads rows of the model's width.
+        [inputs().next().unwrap_or(most), most]
     }
 
     /// Bytes that pass between two visits of the same weights: all of them, and the cells of a context of ordinary length.

@@ -8,9 +8,9 @@ use crate::tier::Tier;
 /// writing cells stay on the calling thread for one token, and together take about as long as two. The forks of products and
 /// attention are in their own measurements.
 const SMALL_OPERATIONS_A_LAYER: f64 = 2.0;
-/// Launches of a dense layer on a device beside products and attention, whose own are in their measurements: a norm with the addition
-/// before it for either half, rope of Q and of K, writing cells, gated activation.
-const LAUNCHES_A_LAYER: f64 = 6.0;
+/// Small operations of a dense layer on a device beside products and attention, whose own are in their measurements: a norm with the
+/// addition before it for either half, turning heads and writing cells, gated activation.
+const LAUNCHES_A_LAYER: f64 = 4.0;
 /// More of them where a layer has routed experts: router and combine.
 const MORE_WITH_EXPERTS: f64 = 2.0;
 

@@ -15,10 +15,10 @@
 //! | `link` | copies between host and device by size of the transfer |
 //! | `kept` | what part of their rates link and CPU keep while both run |
 //! | `t_sync_us` | handing one layer's work to the CPU and back |
-//! | `launch_us`, `token_us` | an operation of a device that has nothing to do; what a token takes beside all operations |
+//! | `launch_us`, `token_us` | a small operation of a token on a device, in a recorded graph; what a token takes beside all operations |
 //!
-//! A device's products are measured as the CPU's: in the shapes of the model, and `decode_gb_s` includes starting them and the quantisation
-//! of their input.
+//! A device's products are measured in the shapes of the model, and `decode_gb_s` includes starting them; quantising their input is a part
+//! of the small operation before them.
 
 mod accept;
 mod builtin;
@@ -265,7 +265,7 @@ pub struct Device {
     pub attention: Vec<AttentionRate>,
     /// Handing one layer's work to the CPU and getting its result.
     pub t_sync_us: Figure,
-    /// One operation that has nothing to do, as decoding starts them.
+    /// A small operation of one token, as decoding starts them: norms and gates.
     pub launch_us: Figure,
     /// What a token takes beside its operations: giving them to the device, and getting its logits.
     #[serde(default)]

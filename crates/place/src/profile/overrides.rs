@@ -185,7 +185,7 @@ pub static OVERRIDES: &[Override] = &[
     term(
         "launch_us",
         &["device.launch_us"],
-        "an empty operation on the device",
+        "a small operation of one token on the device",
     ),
     term(
         "token_us",

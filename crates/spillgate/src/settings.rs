@@ -13,7 +13,7 @@ use engine::plan::machine;
 use engine::plan::session::{self, Asked, DeviceTaken, SessionPlan, Taken};
 use engine::probe;
 use engine::sampler::SamplerParams;
-use engine::session::{Session, UBATCH_MAX};
+use engine::session::{ComputeDevice, Session, UBATCH_MAX};
 use engine::synth::{Recipe, Shape};
 use engine::tokenizer::{EncodeOptions, Tokenizer};
 use gguf::{GgufFile, MapMode};
@@ -509,7 +509,6 @@ fn logit_bias(text: &str) -> Result<(u32, f32)> {
 mod tests {
     use super::*;
     use engine::plan::session::Bytes;
-    use engine::session::ComputeDevice;
 
     #[test]
     fn biases_are_a_token_and_a_number() {

@@ -109,7 +109,7 @@ impl Attender {
                 wanted: threads,
                 source,
             })?;
-        let shape = super::device_shape(&what.shape);
+        let shape = super::attention::device_shape(&what.shape);
         Ok(Self {
             bell,
             jobs: Some(jobs),

@@ -1,0 +1,387 @@
+//! Attention over blocks in device memory, in the staging ring and, by the CPU, in host memory.
+
+use super::attender::{Attended, Attender, HostSpan};
+use super::ring::Ring;
+use super::weights::OnDevice;
+use super::{Cuda, hadamard};
+use crate::backend::{At, Attending, CELLS, GROUP, KvShape, Placed, Step, Turn};
+use crate::error::Error;
+use crate::model::{Config, Model, Vector};
+use cuda::attention::{
+    Attention, KvShape as DeviceShape, KvType as DeviceType, Over, Params, Part, Partials, Parts,
+    Spans, Step as DeviceStep, Table, Turn as DeviceTurn,
+};
+use cuda::kernel::Start;
+use cuda::ops::{Angles, RopePairs};
+use cuda::product::Target;
+use cuda::{Acts, Buffer, Outbox, Stream};
+use quant::act::Passes;
+use std::sync::Arc;
+
+/// Bytes of lists that a step sends before it waits for some: those of a hundred layers of 250 blocks.
+const OUTBOX_BYTES: usize = 1 << 20;
+
+/// Spans of a prompt's attention that are done side by side.
+const SPANS_AT_ONCE: usize = 4;
+
+/// The kernels, and what they work in.
+#[derive(Debug)]
+pub(super) struct Attends {
+    kernels: Attention,
+    /// A list a layer of what its attention reads, and of the block that its cells are written to.
+    tables: Vec<[Table; 2]>,
+    partials: Partials,
+    parts: Parts,
+    /// What `parts` holds, and what the step has so far.
+    folded: Vec<Part>,
+    collected: Vec<Part>,
+    /// Partials of the step so far.
+    slots_used: usize,
+    spans: Spans,
+    pub(super) ring: Ring,
+    /// The CPU's part, where it has one.
+    attender: Option<Attender>,
+    /// Lists on their way to the device.
+    outbox: Outbox,
+}
+
+/// Where work is given, and when it starts; and the position of the step's first token.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Given<'a> {
+    pub(super) stream: &'a Stream,
+    pub(super) start: Start,
+    pub(super) position: &'a Buffer<u32>,
+}
+
+impl Attends {
+    /// For up to `ubatch` tokens over up to `n_ctx` cells.
+    pub(super) fn new(
+        model: &Model,
+        stream: &Stream,
+        shape: &KvShape,
+        ubatch: usize,
+        n_ctx: usize,
+        cpu_shares: bool,
+    ) -> Result<Self, Error> {
+        let (c, device) = (model.config(), stream.device());
+        let attender = if cpu_shares {
+            let what = Attended {
+                shape: *shape,
+                heads: c.heads,
+                scale: c.attention_scale,
+                soft_cap: c.attention_soft_cap,
+                n_ctx,
+            };
+            // One thread is left to the one that gives work to the device.
+            let threads = model.pool.threads().saturating_sub(1).max(1);
+            Some(Attender::new(stream, what, model.isa, threads)?)
+        } else {
+            None
+        };
+        let shape = device_shape(shape);
+        // A block with cells removed from its middle is several.
+        let blocks = 2 * n_ctx.div_ceil(CELLS) + 1;
+        let table = |capacity| Table::new(stream, capacity);
+        let tables = (0..c.n_layer)
+            .map(|_| Ok([table(blocks)?, table(1)?]))
+            .collect::<Result<_, cuda::Error>>()?;
+        let spans = Spans::values(&shape, c.heads, ubatch, SPANS_AT_ONCE);
+        Ok(Self {
+            kernels: Attention::new(device, Target::Best, shape, c.heads)?,
+            tables,
+            partials: Partials::new(stream, &shape, c.heads, blocks)?,
+            parts: Parts::new(stream, blocks)?,
+            folded: Vec::new(),
+            collected: Vec::new(),
+            slots_used: 0,
+            spans: Spans::new(stream, spans)?,
+            ring: Ring::new(device)?,
+            attender,
+            outbox: Outbox::new(device, OUTBOX_BYTES)?,
+        })
+    }
+
+    /// Attends some spans of a layer, for [`Attends::fold`] to go on with if it is a generated token's.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub(super) fn attend(
+        &mut self,
+        c: &Config,
+        given: Given<'_>,
+        attending: &Attending<'_>,
+        q: &Buffer<f32>,
+        spans: &[Placed<'_, Cuda<'_>>],
+        step: Step,
+        out: &mut Buffer<f32>,
+    ) -> Result<(), cuda::Error> {
+        let params = Params {
+            scale: c.attention_scale,
+            soft_cap: c.attention_soft_cap,
+            window: attending.window,
+        };
+        let stream = given.stream;
+        let staged = spans.iter().filter_map(|span| match span.at {
+            At::Staged(slot) => Some(slot),
+            _ => None,
+        });
+        let mut slots: Vec<usize> = staged.collect();
+        slots.dedup();
+        for &slot in &slots {
+            self.ring.await_filled(stream, slot)?;
+        }
+        let over: Vec<Over<'_>> = spans
+            .iter()
+            .filter_map(|span| {
+                let (slab, offset) = match &span.at {
+                    At::Device(slab) => (*slab, attending.at.start),
+                    At::Staged(slot) => (self.ring.slot(*slot), 0),
+                    At::Host(_) => return None,
+                };
+                Some(Over {
+                    slab,
+                    offset,
+                    index: span.index,
+                    cells: span.cells,
+                })
+            })
+            .collect();
+        let [table, _] = &mut self.tables[attending.layer];
+        if attending.generated {
+            if step.first {
+                self.slots_used = 0;
+                self.collected.clear();
+                let host: Vec<HostSpan> = spans.iter().filter_map(host_span).collect();
+                if let (Some(last), Some(attender)) = (host.last(), &mut self.attender) {
+                    self.collected.push(Part::Group {
+                        index: last.index / GROUP,
+                        slot: 0,
+                    });
+                    let (position, at) = (attending.position, attending.at.clone());
+                    attender.hand_over(stream, given.start, q, position, at, host)?;
+                }
+            }
+            self.kernels.decode_over(
+                stream,
+                given.start,
+                &mut self.outbox,
+                table,
+                &over,
+                self.slots_used,
+                given.position,
+                &params,
+                q,
+                &mut self.partials,
+            )?;
+            let new = over.iter().enumerate().map(|(i, o)| Part::Block {
+                index: o.index,
+                slot: self.slots_used + i,
+            });
+            self.collected.extend(new);
+            self.slots_used += over.len();
+            if step.last {
+                self.collect(given)?;
+            }
+        } else {
+            let step = DeviceStep {
+                first: step.first,
+                last: step.last,
+            };
+            self.kernels.prefill_over(
+                stream,
+                &mut self.outbox,
+                table,
+                &over,
+                &params,
+                attending.position,
+                attending.tokens,
+                q,
+                step,
+                &mut self.spans,
+                out,
+            )?;
+        }
+        let marked = slots.iter().map(|&slot| self.ring.mark_read(stream, slot));
+        marked.collect()
+    }
+
+    /// Sends the list of a layer's parts, which is known when the last has come, and takes the CPU's.
+    fn collect(&mut self, given: Given<'_>) -> Result<(), cuda::Error> {
+        if self.folded != self.collected {
+            self.parts
+                .send(given.stream, &mut self.outbox, &self.collected)?;
+            self.folded.clone_from(&self.collected);
+        }
+        if let (Some(Part::Group { .. }), Some(attender)) =
+            (self.collected.first(), &mut self.attender)
+        {
+            attender.take_back(given.stream, given.start)?;
+        }
+        Ok(())
+    }
+
+    /// Folds a generated token's partial results, rotates heads back if asked, and quantises what comes of it in blocks of some size.
+    pub(super) fn fold(
+        &self,
+        given: Given<'_>,
+        rotated: bool,
+        blocks: Option<(&mut Acts, usize)>,
+        attended: &mut Buffer<f32>,
+    ) -> Result<(), cuda::Error> {
+        let totals = match self.collected.first() {
+            Some(Part::Group { .. }) => self.attender.as_ref().map(Attender::totals),
+            _ => None,
+        };
+        self.kernels.fold_to(
+            given.stream,
+            given.start,
+            &self.parts,
+            &self.partials,
+            totals,
+            None,
+            attended,
+            hadamard(rotated),
+            blocks.map(|(acts, block)| (acts, block, Passes::One)),
+        )
+    }
+
+    /// Stores the cells of a chunk that belong to one block of a layer.
+    pub(super) fn append(
+        &mut self,
+        given: Given<'_>,
+        attending: &Attending<'_>,
+        slab: &Buffer<u8>,
+        block: usize,
+        k: &Buffer<f32>,
+        v: &Buffer<f32>,
+    ) -> Result<(), cuda::Error> {
+        // The kernel leaves out what is not of this block.
+        let block = whole(attending, slab, block);
+        let [_, table] = &mut self.tables[attending.layer];
+        self.kernels.append_to(
+            given.stream,
+            given.start,
+            &mut self.outbox,
+            table,
+            &block,
+            given.position,
+            attending.tokens,
+            k,
+            v,
+        )
+    }
+
+    /// Turns the heads of `tokens` tokens.
+    pub(super) fn turn(
+        &self,
+        given: Given<'_>,
+        how: &DeviceTurn<'_>,
+        tokens: usize,
+        [q, k, v]: [&mut Buffer<f32>; 3],
+    ) -> Result<(), cuda::Error> {
+        self.kernels
+            .turn(given.stream, given.start, tokens, q, k, v, how, None)
+    }
+
+    /// Turns one token's, and stores its cell in a block of a layer.
+    pub(super) fn turn_and_append(
+        &mut self,
+        given: Given<'_>,
+        how: &DeviceTurn<'_>,
+        attending: &Attending<'_>,
+        slab: &Buffer<u8>,
+        block: usize,
+        [q, k, v]: [&mut Buffer<f32>; 3],
+    ) -> Result<(), cuda::Error> {
+        let block = whole(attending, slab, block);
+        let [_, table] = &mut self.tables[attending.layer];
+        self.kernels.turn_to(
+            given.stream,
+            given.start,
+            &mut self.outbox,
+            table,
+            &block,
+            given.position,
+            q,
+            k,
+            v,
+            how,
+        )
+    }
+
+    /// Says that the stream was waited for, or has failed. Returns whether the CPU gave its parts in time.
+    pub(super) fn end_step(&mut self) -> bool {
+        self.outbox.clear();
+        self.attender.as_ref().is_none_or(Attender::end_step)
+    }
+}
+
+/// A layer's part of a slab that cells are written to.
+fn whole<'a>(attending: &Attending<'_>, slab: &'a Buffer<u8>, block: usize) -> Over<'a> {
+    Over {
+        slab,
+        offset: attending.at.start,
+        index: block,
+        cells: (0, CELLS),
+    }
+}
+
+/// How a layer's heads are turned.
+pub(super) fn turning<'a>(
+    model: &Model,
+    weights: &'a OnDevice<'_>,
+    angles: &'a [[Buffer<f32>; 2]; 2],
+    turn: &Turn<'a>,
+) -> DeviceTurn<'a> {
+    let c = model.config();
+    let [cos, sin] = &angles[usize::from(turn.windowed)];
+    let rope = if turn.windowed {
+        &model.rope_windowed
+    } else {
+        &model.rope
+    };
+    let norm = |norm: &'a Option<Vector>| norm.as_ref().map(|w| weights.vector(w));
+    DeviceTurn {
+        bias: [None; 3],
+        norm: [norm(&turn.layer.q_norm), norm(&turn.layer.k_norm)],
+        eps: c.norm_eps,
+        angles: Some(Angles {
+            cos,
+            sin,
+            pairs: rope.pairs(),
+            which: match c.rope_pairs {
+                cpu::ops::RopePairs::Neighbours => RopePairs::Neighbours,
+                cpu::ops::RopePairs::Halves => RopePairs::Halves,
+            },
+            position: None,
+        }),
+        rotation_k: hadamard(turn.rotation.k),
+        rotation_v: hadamard(turn.rotation.v),
+    }
+}
+
+/// A span that the CPU attends.
+fn host_span(span: &Placed<'_, Cuda<'_>>) -> Option<HostSpan> {
+    let At::Host(slab) = span.at else {
+        return None;
+    };
+    Some(HostSpan {
+        index: span.index,
+        cells: span.cells,
+        slab: Arc::clone(slab),
+    })
+}
+
+/// A shape as the device's kernels know it.
+pub(super) fn device_shape(shape: &KvShape) -> DeviceShape {
+    let ty = |ty: cpu::attention::KvType| {
+        let name = ty.name();
+        let known = DeviceType::ALL.into_iter().find(|t| t.name() == name);
+        known.expect("both know the same types")
+    };
+    DeviceShape {
+        heads: shape.heads,
+        c_k: shape.c_k,
+        c_v: shape.c_v,
+        type_k: ty(shape.type_k),
+        type_v: ty(shape.type_v),
+    }
+}

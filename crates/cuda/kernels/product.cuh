@@ -13,7 +13,8 @@
 // In blocks of 256 the minima, or the scales times BIAS, meet the sums of 16 codes in one half-precision mma: both are integers of at most
 // 11 bits, and their sums stay below 2^24. Sub-scales multiply integers; one conversion and one fma follow for a block.
 //
-// gemv  1..16 columns. A warp takes a chunk of 512 values of a tile through its own ring in shared memory, so that many loads are under way;
+// one   1 or 2 columns: product_one.cuh.
+// gemv  3..16 columns. A warp takes a chunk of 512 values of a tile through its own ring in shared memory, so that many loads are under way;
 //       a thread block holds all chunks of its tiles and adds them in order.
 // gemm  more columns. See there.
 #pragma once
@@ -22,13 +23,6 @@
 #include "mma.cuh"
 
 constexpr int CHUNK = 512;
-
-struct Yes {
-    static constexpr bool value = true;
-};
-struct No {
-    static constexpr bool value = false;
-};
 
 struct Acts {
     const uint2* q;
@@ -134,45 +128,6 @@ template <class F> struct Piece {
     static constexpr int RING = 2;
 };
 
-// Where the activations of a chunk of 512 values lie in a warp's shared memory: of the columns that there are, group by group.
-template <class F, int GROUPS> struct ChunkActs {
-    int columns[GROUPS], q[GROUPS], meta[GROUPS], s16[GROUPS], bytes;
-    __device__ __forceinline__ ChunkActs(int all) {
-        bytes = 0;
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-            columns[g] = min(8, all - 8 * g);
-            q[g] = bytes, bytes += 16 * 32 * columns[g];
-            meta[g] = bytes, bytes += F::LEN == 32 ? 16 * meta_stride(g) : 2 * 32;
-            s16[g] = bytes, bytes += F::LEN == 256 && (F::MIN || F::BIAS != 0) ? 2 * 32 * columns[g] : 0;
-        }
-    }
-    __device__ __forceinline__ int meta_stride(int g) const { return (columns[g] + 1) / 2 * 16; }
-};
-
-// Copies rows of `n` pieces of 16 bytes, `from_stride` and `to_stride` bytes apart, `rows` of them (at most 16).
-__device__ __forceinline__ void copy_rows(uint8_t* to, int to_stride, const uint8_t* from, int from_stride, int n, int rows, int lane) {
-    const int bits = n > 8 ? 4 : n > 4 ? 3 : n > 2 ? 2 : n > 1 ? 1 : 0, piece = lane & ((1 << bits) - 1);
-    for (int row = lane >> bits; row < rows; row += 32 >> bits)
-        if (piece < n) copy16(to + row * to_stride + piece * 16, from + (size_t)row * from_stride + piece * 16);
-}
-template <class F, int GROUPS>
-__device__ __forceinline__ void copy_acts(uint8_t* to, const ChunkActs<F, GROUPS>& at, const Acts& act, int chunk, int K, int lane) {
-    const int runs = K / 32, blocks = K / 256, first = chunk * 16, n = min(16, runs - first);
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        const int c = at.columns[g];
-        copy_rows(to + at.q[g], 32 * c, (const uint8_t*)act.q + ((size_t)g * runs + first) * 256, 256, 2 * c, n, lane);
-        if constexpr (F::LEN == 32) {
-            copy_rows(to + at.meta[g], at.meta_stride(g), (const uint8_t*)act.meta + ((size_t)g * runs + first) * 64, 64, (c + 1) / 2, n, lane);
-        } else {
-            copy_rows(to + at.meta[g], 32, (const uint8_t*)act.d + ((size_t)g * blocks + chunk * 2) * 32, 32, 2, n / 8, lane);
-            if constexpr (F::MIN || F::BIAS != 0)
-                copy_rows(to + at.s16[g], 32 * c, (const uint8_t*)act.s16 + ((size_t)g * blocks + chunk * 2) * 256, 256, 2 * c, n / 8, lane);
-        }
-    }
-}
-
 // Up to three matrices of one K that meet the same activations, the later ones with N = 0 if they are fewer. y[m] [T, N[m]]; bias [N[m]] or null.
 struct Few {
     const uint8_t* w[3];
@@ -181,11 +136,9 @@ struct Few {
     int N[3];
 };
 
-// grid: tiles of all matrices; block: whole warps. Dynamic shared memory: for each warp its ring, and its activations (once, or twice if
-// it has several chunks); then chunks * columns * 64 bytes. GROUPS of 8 columns; COLS == 1 serves a single column.
-// HELD: activations go through shared memory as well. That hides their latency, but costs copies for every tile; measured, it pays for one column of
-// blocks of 32 and nowhere else. Otherwise they are read where they lie, from the first-level cache.
-template <class F, int GROUPS, int COLS, bool HELD>
+// grid: tiles of all matrices; block: whole warps. Dynamic shared memory: for each warp its ring; then chunks * columns * 64 bytes. GROUPS of 8
+// columns. Activations are read where they lie, from the first-level cache.
+template <class F, int GROUPS>
 __device__ __forceinline__ void gemv(const Few& few, const Acts& act, int K, int columns, int passes) {
     using P = Piece<F>;
     constexpr int RING = P::RING;
@@ -203,19 +156,14 @@ __device__ __forceinline__ void gemv(const Few& few, const Acts& act, int K, int
         if (tile < before) break;
         tile -= before, N = few.N[m], w = few.w[m], y = few.y[m], bias = few.bias[m];
     }
-    const ChunkActs<F, GROUPS> at_acts(COLS == 1 ? 1 : columns);
-    const int warp_bytes = RING * P::BYTES + (HELD ? (chunks > warps ? 2 : 1) * at_acts.bytes : 0);
-    uint8_t* ring = smem + warp * warp_bytes;
-    uint8_t* acts = ring + RING * P::BYTES;
-    float* part = (float*)(smem + warps * warp_bytes);
+    uint8_t* ring = smem + warp * RING * P::BYTES;
+    float* part = (float*)(smem + warps * RING * P::BYTES);
     const uint8_t* w0 = w + (size_t)tile * blocks * P::BLOCK;
 
-    // The next piece to be fetched: chunk `seq` of this warp, block.
-    int next_chunk = warp, next_block = warp * P::PER, next_seq = 0;
-    auto fetch = [&](int stage, auto with_acts) {
+    // The next piece to be fetched.
+    int next_chunk = warp, next_block = warp * P::PER;
+    auto fetch = [&](int stage) {
         if (next_chunk < chunks) {
-            if constexpr (HELD && decltype(with_acts)::value)
-                if (next_block == next_chunk * P::PER) copy_acts(acts + (next_seq & 1) * at_acts.bytes, at_acts, act, next_chunk, K, lane);
             const int end = min(blocks, (next_chunk + 1) * P::PER);
             const uint8_t* from = w0 + (size_t)next_block * P::BLOCK + lane * 16;
             uint8_t* to = ring + stage * P::BYTES + lane * 16;
@@ -225,46 +173,28 @@ __device__ __forceinline__ void gemv(const Few& few, const Acts& act, int K, int
                 if (i * 512 < bytes) copy16(to + i * 512, from + i * 512);
             next_block += P::BLOCKS;
             if (next_block >= end) {
-                next_chunk += warps, next_seq++;
+                next_chunk += warps;
                 next_block = next_chunk * P::PER;
             }
         }
         copy_commit();
     };
-    for (int s = 0; s < RING; s++) fetch(s, No());
+    for (int s = 0; s < RING; s++) fetch(s);
     wait_for_previous();
-    if constexpr (HELD) {  // of the chunks whose first piece is on the way
-        const int begun = next_seq + (next_chunk < chunks && next_block > next_chunk * P::PER);
-        for (int s = 0; s < begun; s++) copy_acts(acts + s * at_acts.bytes, at_acts, act, warp + s * warps, K, lane);
-        copy_commit();
-        copy_wait<0>();
-    }
 
     const int at = tig * 64 + gid * 8;
-    int stage = 0, seq = 0;
-    for (int chunk = warp; chunk < chunks; chunk += warps, seq++) {
+    int stage = 0;
+    for (int chunk = warp; chunk < chunks; chunk += warps) {
         const int first = chunk * P::PER, end = min(blocks, first + P::PER);
-        // This lane's activations of the chunk: codes and sums of column gid, scales of columns 2 tig and 2 tig + 1; strides of runs and blocks.
+        // This lane's activations of the chunk: codes and sums of column gid, scales of columns 2 tig and 2 tig + 1.
         const uint8_t *aq[GROUPS], *am[GROUPS], *as[GROUPS];
-        int q_stride[GROUPS], m_stride[GROUPS], s_stride[GROUPS];
+        constexpr int Q_STRIDE = 256, M_STRIDE = F::LEN == 32 ? 64 : 32;
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
-            const int c = at_acts.columns[g], column = min(gid, c - 1), both = COLS == 2 && 2 * tig < c ? tig : 0;
-            const uint8_t *q, *m, *s = nullptr;
-            if constexpr (HELD) {
-                const uint8_t* a = acts + (seq & 1) * at_acts.bytes;
-                q = a + at_acts.q[g], m = a + at_acts.meta[g], s = a + at_acts.s16[g];
-                q_stride[g] = s_stride[g] = 32 * c, m_stride[g] = F::LEN == 32 ? at_acts.meta_stride(g) : 32;
-            } else {
-                q = (const uint8_t*)(act.q + ((size_t)g * (K / 32) + chunk * 16) * 32), q_stride[g] = s_stride[g] = 256;
-                if constexpr (F::LEN == 32) {
-                    m = (const uint8_t*)(act.meta + ((size_t)g * blocks + first) * 8), m_stride[g] = 64;
-                } else {
-                    m = (const uint8_t*)(act.d + ((size_t)g * blocks + first) * 8), m_stride[g] = 32;
-                    s = (const uint8_t*)(act.s16 + ((size_t)g * blocks + first) * 32);
-                }
-            }
-            aq[g] = q + column * 32 + tig * 8, am[g] = m + both * (F::LEN == 32 ? 16 : 8), as[g] = s + column * 32 + tig * 8;
+            const int c = min(8, columns - 8 * g), column = min(gid, c - 1), both = 2 * tig < c ? tig : 0;
+            aq[g] = (const uint8_t*)(act.q + ((size_t)g * (K / 32) + chunk * 16) * 32) + column * 32 + tig * 8;
+            am[g] = F::LEN == 32 ? (const uint8_t*)(act.meta + ((size_t)g * blocks + first) * 8) + both * 16 : (const uint8_t*)(act.d + ((size_t)g * blocks + first) * 8) + both * 8;
+            as[g] = F::LEN == 32 ? nullptr : (const uint8_t*)(act.s16 + ((size_t)g * blocks + first) * 32) + column * 32 + tig * 8;
         }
         float acc[GROUPS][4] = {};
 #pragma unroll 1
@@ -281,8 +211,8 @@ __device__ __forceinline__ void gemv(const Few& few, const Acts& act, int K, int
                     const float2 dw = F::d(b, gid), mw = F::m(b, gid);
 #pragma unroll
                     for (int g = 0; g < GROUPS; g++) {
-                        const uint2 q = *(const uint2*)(aq[g] + run * q_stride[g]);
-                        block32<F, COLS>(a, dw, mw, q, (const int2*)(am[g] + run * m_stride[g]), acc[g]);
+                        const uint2 q = *(const uint2*)(aq[g] + run * Q_STRIDE);
+                        block32<F, 2>(a, dw, mw, q, (const int2*)(am[g] + run * M_STRIDE), acc[g]);
                     }
                 };
                 if (end - block >= P::BLOCKS) {
@@ -302,7 +232,7 @@ __device__ __forceinline__ void gemv(const Few& few, const Acts& act, int K, int
                     F::codes(piece, run, at, gid, tig, a);
                     scales256<F>(piece, run, gid, scale);
 #pragma unroll
-                    for (int g = 0; g < GROUPS; g++) run256<F, COLS>(a, scale, *(const uint2*)(aq[g] + (b * 8 + run) * q_stride[g]), sum[g]);
+                    for (int g = 0; g < GROUPS; g++) run256<F, 2>(a, scale, *(const uint2*)(aq[g] + (b * 8 + run) * Q_STRIDE), sum[g]);
                 }
                 uint32_t extra[4];
                 if constexpr (F::MIN || F::BIAS != 0) extras<F>(piece, gid, tig, extra);
@@ -310,19 +240,19 @@ __device__ __forceinline__ void gemv(const Few& few, const Acts& act, int K, int
 #pragma unroll
                 for (int g = 0; g < GROUPS; g++) {
                     uint2 s16 = make_uint2(0, 0);
-                    if constexpr (F::MIN || F::BIAS != 0) s16 = *(const uint2*)(as[g] + b * s_stride[g]);
-                    end256<F, COLS>(extra, dw, mw, s16, (const float*)(am[g] + b * m_stride[g]), sum[g], acc[g]);
+                    if constexpr (F::MIN || F::BIAS != 0) s16 = *(const uint2*)(as[g] + b * Q_STRIDE);
+                    end256<F, 2>(extra, dw, mw, s16, (const float*)(am[g] + b * M_STRIDE), sum[g], acc[g]);
                 }
             }
             __syncwarp();
-            fetch(stage, Yes());
+            fetch(stage);
             stage = stage + 1 == RING ? 0 : stage + 1;
         }
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
 #pragma unroll
-            for (int c = 0; c < COLS; c++) {
-                const int column = g * 8 + (COLS == 2 ? 2 * tig + c : tig);
+            for (int c = 0; c < 2; c++) {
+                const int column = g * 8 + 2 * tig + c;
                 if (column < columns) *(float2*)(part + ((size_t)chunk * columns + column) * 16 + 2 * gid) = make_float2(acc[g][c], acc[g][2 + c]);
             }
     }
@@ -342,6 +272,8 @@ __device__ __forceinline__ void gemv(const Few& few, const Acts& act, int K, int
         y[(size_t)t * N + row] = bias != nullptr ? __fadd_rn(both, bias[row]) : both;
     }
 }
+
+#include "product_one.cuh"
 
 // ---------------------------------------------------------------------------------------------------- many columns
 
@@ -608,9 +540,14 @@ template <class F> __device__ __forceinline__ void decode_rows(const uint8_t* __
     Few { {w0, w1, w2}, {y0, y1, y2}, {b0, b1, b2}, {n0, n1, n2} }
 
 #define PRODUCT_KERNELS(F)                                                                                                \
-    extern "C" __global__ void gemv_1(GEMV_PARAMETERS) { gemv<F, 1, 1, F::LEN == 32>(FEW, Acts{q, meta, d, s16}, K, columns, passes); } \
-    extern "C" __global__ void gemv_8(GEMV_PARAMETERS) { gemv<F, 1, 2, false>(FEW, Acts{q, meta, d, s16}, K, columns, passes); } \
-    extern "C" __global__ void gemv_16(GEMV_PARAMETERS) { gemv<F, 2, 2, false>(FEW, Acts{q, meta, d, s16}, K, columns, passes); } \
+    extern "C" __global__ void __launch_bounds__(512, 1) gemv_1(GEMV_PARAMETERS, int stages, int round) {                 \
+        one::gemv<F, 1>(FEW, Acts{q, meta, d, s16}, K, passes, stages, round);                                            \
+    }                                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(512, 1) gemv_2(GEMV_PARAMETERS, int stages, int round) {                 \
+        one::gemv<F, 2>(FEW, Acts{q, meta, d, s16}, K, passes, stages, round);                                            \
+    }                                                                                                                     \
+    extern "C" __global__ void gemv_8(GEMV_PARAMETERS) { gemv<F, 1>(FEW, Acts{q, meta, d, s16}, K, columns, passes); } \
+    extern "C" __global__ void gemv_16(GEMV_PARAMETERS) { gemv<F, 2>(FEW, Acts{q, meta, d, s16}, K, columns, passes); } \
     extern "C" __global__ void __launch_bounds__(Gemm<F, Wide>::THREADS, 1) gemm_wide(PRODUCT_PARAMETERS) {               \
         gemm<F, Wide>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes);                                                \
     }                                                                                                                     \

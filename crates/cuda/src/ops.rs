@@ -22,8 +22,8 @@ pub const WIDTH_MAX: usize = 12 * 1024 - 16;
 /// Threads of a thread block that turns the heads of q, k and v.
 pub(crate) const THREADS_TURN: usize = 128;
 
-/// Threads of a norm's thread block at most.
-const NORM_THREADS_MAX: usize = 1024;
+/// Threads of a norm's thread block at most: no more than fit beside a thread block of the product that follows (`OneCut`).
+const NORM_THREADS_MAX: usize = 512;
 
 /// Threads of a thread block that gates and quantises: few, so that one token's values are spread over the device.
 const GATED_THREADS: usize = 128;

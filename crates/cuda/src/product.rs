@@ -18,7 +18,7 @@ use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
 use crate::stream::Stream;
 use crate::weights::Weights;
-use cut::{ActsWay, FewCut, FloatCut, ManyCut, Room};
+use cut::{FewCut, FloatCut, ManyCut, OneCut, Room};
 
 /// Columns that the kernels for few take.
 pub const FEW_MAX: usize = 16;
@@ -52,8 +52,7 @@ pub struct Product {
 #[derive(Debug)]
 enum Kernels {
     Quantised {
-        /// For 1, 2 to 8, 9 to 16 columns.
-        few: [Few; 3],
+        few: Few,
         wide: Many,
         narrow: Many,
     },
@@ -71,14 +70,13 @@ struct Many {
     cut: ManyCut,
 }
 
-/// A kernel for few columns.
+/// Kernels for few columns.
 #[derive(Debug)]
 struct Few {
-    kernel: Kernel,
-    /// Registers a thread.
-    registers: usize,
-    /// Whether activations go through shared memory.
-    acts: ActsWay,
+    /// For 1 and 2 columns.
+    one: [Kernel; OneCut::COLUMNS_MAX],
+    /// For up to 8 and up to 16 columns, and registers a thread.
+    some: [(Kernel, usize); 2],
 }
 
 /// Which compiled kernels are used.
@@ -129,14 +127,15 @@ impl Product {
             });
         }
         let module = Module::load_for(device, &format!("product_{name}"), compute)?;
-        let few = |name, acts| -> Result<Few, Error> {
+        let few = |name| -> Result<Kernel, Error> {
             let kernel = module.kernel(name)?;
             kernel.allow_shared(device.properties().shared_bytes_block_max)?;
-            Ok(Few {
-                registers: kernel.registers()?,
-                kernel,
-                acts,
-            })
+            Ok(kernel)
+        };
+        let some = |name| -> Result<(Kernel, usize), Error> {
+            let kernel = few(name)?;
+            let registers = kernel.registers()?;
+            Ok((kernel, registers))
         };
         let many = |name, cut: ManyCut| -> Result<Many, Error> {
             let kernel = module.kernel(name)?;
@@ -146,11 +145,10 @@ impl Product {
         Ok(Self {
             ty,
             kernels: Kernels::Quantised {
-                few: [
-                    few("gemv_1", ActsWay::of(ty, 1))?,
-                    few("gemv_8", ActsWay::of(ty, 8))?,
-                    few("gemv_16", ActsWay::of(ty, 16))?,
-                ],
+                few: Few {
+                    one: [few("gemv_1")?, few("gemv_2")?],
+                    some: [some("gemv_8")?, some("gemv_16")?],
+                },
                 wide: many("gemm_wide", ManyCut::wide(ty, compute))?,
                 narrow: many("gemm_narrow", ManyCut::narrow(ty))?,
             },
@@ -269,21 +267,13 @@ impl Product {
         stream: &Stream,
         start: Start,
         acts: &Acts,
-        few: &[Few; 3],
+        few: &Few,
         outputs: &mut [Output<'_>],
     ) -> Result<(), Error> {
         let shape = acts.shape();
         let columns = shape.columns();
-        let few = match columns {
-            1 => &few[0],
-            2..=8 => &few[1],
-            _ => &few[2],
-        };
         let tiles = outputs.iter().map(|output| output.w.tiles()).sum();
-        let room = Room::of(stream.device().properties(), few.registers);
-        let cut = FewCut::of(self.ty, tiles, shape.k, columns, few.acts, &room);
-        let over = cut.shared_bytes.saturating_sub(room.shared_bytes_block);
-        length("product", "bytes of shared memory over the limit", over, 0)?;
+        let properties = stream.device().properties();
         // [what][matrix]
         let mut of = [[Arg::NULL; TOGETHER_MAX]; 4];
         for (m, output) in outputs.iter_mut().enumerate() {
@@ -292,7 +282,7 @@ impl Product {
             of[2][m] = output.bias.map_or(Arg::NULL, Arg::from);
             of[3][m] = (output.w.n() as i32).into();
         }
-        let last: [Arg; 7] = [
+        let last: [Arg; LAST] = [
             (&acts.q).into(),
             (&acts.meta).into(),
             (&acts.d).into(),
@@ -301,15 +291,38 @@ impl Product {
             (columns as i32).into(),
             (shape.passes.count() as i32).into(),
         ];
-        let mut args = [Arg::NULL; 4 * TOGETHER_MAX + 7];
+        const LAST: usize = 7;
+        const ALL: usize = 4 * TOGETHER_MAX + LAST;
+        // Those of the kernels for one token come behind.
+        let mut args = [Arg::NULL; ALL + 2];
         for (to, from) in args.iter_mut().zip(of.as_flattened().iter().chain(&last)) {
             *to = *from;
         }
-        let launch = Launch::new(tiles, cut.warps * 32)
-            .shared(cut.shared_bytes)
+        let (kernel, grid, warps, shared_bytes) = if columns <= OneCut::COLUMNS_MAX {
+            let room = Room::of(properties, 0);
+            let cut = OneCut::of(self.ty, tiles, shape.k, columns, &room);
+            args[ALL] = (cut.stages as i32).into();
+            args[ALL + 1] = (cut.round as i32).into();
+            let kernel = &few.one[columns - 1];
+            (kernel, cut.grid, cut.warps, cut.shared_bytes)
+        } else {
+            let (kernel, registers) = &few.some[usize::from(columns > 8)];
+            let room = Room::of(properties, *registers);
+            let cut = FewCut::of(self.ty, tiles, shape.k, columns, &room);
+            (kernel, tiles, cut.warps, cut.shared_bytes)
+        };
+        let over = shared_bytes.saturating_sub(properties.shared_bytes_block_max);
+        length("product", "bytes of shared memory over the limit", over, 0)?;
+        let args = &args[..if columns <= OneCut::COLUMNS_MAX {
+            ALL + 2
+        } else {
+            ALL
+        }];
+        let launch = Launch::new(grid, warps * 32)
+            .shared(shared_bytes)
             .start(start);
         // SAFETY: the arguments are those of `gemv_*`; the lengths of all buffers were checked.
-        unsafe { few.kernel.launch(stream, launch, &args) }
+        unsafe { kernel.launch(stream, launch, args) }
     }
 
     /// `y[T, N]` of `tokens` rows of `x` and float weights.
@@ -461,9 +474,10 @@ impl Product {
     pub fn resources(&self) -> Result<Vec<(&'static str, usize, usize)>, Error> {
         let all: Vec<(&'static str, &Kernel)> = match &self.kernels {
             Kernels::Quantised { few, wide, narrow } => vec![
-                ("1", &few[0].kernel),
-                ("8", &few[1].kernel),
-                ("16", &few[2].kernel),
+                ("1", &few.one[0]),
+                ("2", &few.one[1]),
+                ("8", &few.some[0].0),
+                ("16", &few.some[1].0),
                 ("narrow", &narrow.kernel),
                 ("wide", &wide.kernel),
             ],

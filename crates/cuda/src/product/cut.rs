@@ -123,24 +123,76 @@ fn meets_sums(ty: TensorType) -> bool {
     matches!(ty, T::Q2_K | T::Q3_K | T::Q4_K | T::Q5_K | T::Q6_K)
 }
 
-/// How activations reach the kernel for few columns: HELD of `gemv`.
+/// `struct Stage` and the shared memory of `one::gemv`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ActsWay {
-    /// Through shared memory.
-    Held,
-    /// From where they lie.
-    Direct,
+pub(super) struct OneCut {
+    pub(super) grid: usize,
+    pub(super) warps: usize,
+    /// Stages of a warp's ring.
+    pub(super) stages: usize,
+    /// Tiles whose sums wait at a time.
+    pub(super) round: usize,
+    pub(super) shared_bytes: usize,
 }
 
-impl ActsWay {
-    /// Of the kernel for up to so many columns.
-    pub(super) fn of(ty: TensorType, columns: usize) -> Self {
-        if columns == 1 && ty.block_len() == 32 {
-            Self::Held
-        } else {
-            Self::Direct
+impl OneCut {
+    /// Columns that the kernels take.
+    pub(super) const COLUMNS_MAX: usize = 2;
+
+    /// Warps of a thread block: as many as leave registers to the small kernels between products.
+    const WARPS_MAX: usize = 16;
+
+    const STAGES_MAX: usize = 8;
+
+    /// Shared memory of a multiprocessor that is left to the small kernels between products.
+    const SPARED_BYTES: usize = 26 << 10;
+
+    /// Bytes of sums that wait.
+    const SUMS_BYTES: usize = 12 << 10;
+
+    pub(super) fn of(ty: TensorType, tiles: usize, k: usize, columns: usize, room: &Room) -> Self {
+        let grid = room.multiprocessors.min(tiles).max(1);
+        let (of_block, chunks) = (tiles.div_ceil(grid), k.div_ceil(CHUNK).max(1));
+        let sums = chunks * columns * 64;
+        let round = (Self::SUMS_BYTES / sums).clamp(1, of_block);
+        let turns = if of_block > round { 2 } else { 1 };
+        let rest = all_acts_bytes(ty, k, columns) + turns * round * sums;
+        let most = room.shared_bytes.saturating_sub(Self::SPARED_BYTES);
+        let budget = most.min(room.shared_bytes_block).saturating_sub(rest);
+        let stage = stage_bytes(ty) + 16;
+        let warps = Self::WARPS_MAX
+            .min(of_block * chunks)
+            .min(budget / (2 * stage))
+            .max(1);
+        let stages = (budget / (warps * stage)).clamp(2, Self::STAGES_MAX);
+        Self {
+            grid,
+            warps,
+            stages,
+            round,
+            shared_bytes: warps * stages * stage + rest,
         }
     }
+}
+
+/// `Stage::BYTES`.
+fn stage_bytes(ty: TensorType) -> usize {
+    let block = ty.block_bytes() * 16;
+    match ty.block_len() {
+        256 => block,
+        _ if block > 512 => 4 * block,
+        _ => 8 * block,
+    }
+}
+
+/// Bytes of the activations of so many columns in shared memory, as `one::gemv` lays them out.
+fn all_acts_bytes(ty: TensorType, k: usize, columns: usize) -> usize {
+    let q = k * columns;
+    if ty.block_len() != 256 {
+        return q + k / 32 * columns * 8;
+    }
+    let blocks = k / 256 * columns;
+    q + if meets_sums(ty) { blocks * 32 } else { 0 } + blocks.next_multiple_of(4) * 4
 }
 
 /// `struct Piece` and the shared memory of `gemv`.
@@ -154,28 +206,16 @@ impl FewCut {
     /// Warps of a thread block at most.
     const WARPS_MAX: usize = 16;
 
-    pub(super) fn of(
-        ty: TensorType,
-        tiles: usize,
-        k: usize,
-        columns: usize,
-        way: ActsWay,
-        room: &Room,
-    ) -> Self {
+    pub(super) fn of(ty: TensorType, tiles: usize, k: usize, columns: usize, room: &Room) -> Self {
         let chunks = k.div_ceil(CHUNK).max(1);
         let ring = ring_bytes(ty);
-        let acts = match way {
-            ActsWay::Held => acts_bytes(ty, columns),
-            ActsWay::Direct => 0,
-        };
         // A warp takes every so many chunks. The fewer warps, the more thread blocks are held at once; what counts is that none
         // begins when the others are nearly done, and that enough bytes are on the way.
         let cut = |rounds: usize| {
             let warps = chunks.div_ceil(rounds);
-            let held = if rounds > 1 { 2 } else { 1 };
             Self {
                 warps,
-                shared_bytes: warps * (ring + held * acts) + chunks * columns * 64,
+                shared_bytes: warps * ring + chunks * columns * 64,
             }
         };
         let worth = |cut: &Self| {
@@ -211,19 +251,6 @@ fn ring_bytes(ty: TensorType) -> usize {
         _ => 8,
     };
     2 * blocks * ty.block_bytes() * 16
-}
-
-/// `struct ChunkActs`: bytes of the activations of 512 values.
-fn acts_bytes(ty: TensorType, columns: usize) -> usize {
-    let group = |columns: usize| {
-        let q = 16 * 32 * columns;
-        if ty.block_len() == 256 {
-            q + 2 * 32 + if meets_sums(ty) { 2 * 32 * columns } else { 0 }
-        } else {
-            q + 16 * columns.div_ceil(2) * 16
-        }
-    };
-    group(columns.min(8)) + if columns > 8 { group(columns - 8) } else { 0 }
 }
 
 /// The shared memory of `gemv_rows` in `product_float.cu`.
@@ -294,9 +321,19 @@ mod tests {
                         }
                         continue;
                     }
-                    for columns in 1..=16 {
-                        let way = ActsWay::of(ty, columns);
-                        let cut = FewCut::of(ty, 320, k, columns, way, &room);
+                    for columns in 1..=OneCut::COLUMNS_MAX {
+                        for tiles in [1, 64, 320, 1728, 9504] {
+                            let cut = OneCut::of(ty, tiles, k, columns, &room);
+                            assert!(
+                                cut.shared_bytes <= room.shared_bytes_block,
+                                "{} {k} {columns}: {cut:?}",
+                                ty.name()
+                            );
+                            assert!((1..=OneCut::WARPS_MAX).contains(&cut.warps));
+                        }
+                    }
+                    for columns in OneCut::COLUMNS_MAX + 1..=16 {
+                        let cut = FewCut::of(ty, 320, k, columns, &room);
                         assert!(
                             room.blocks(cut.warps, cut.shared_bytes) > 0,
                             "{} {k} {columns}: {cut:?}",

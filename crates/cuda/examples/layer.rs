@@ -30,6 +30,8 @@ const READ_RATE: f64 = 4.1e12;
 /// Replays of a graph that count.
 const REPLAYS: usize = 9;
 
+static NO_AHEAD: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
 const EPS: f32 = 1e-6;
 
 /// The operations of a layer, in order.
@@ -368,6 +370,8 @@ impl Bench {
                     }),
                     rotation_k: self.rotation,
                     rotation_v: self.rotation,
+                    ahead: (!NO_AHEAD.load(std::sync::atomic::Ordering::Relaxed))
+                        .then_some(&layer.output),
                     ..Turn::default()
                 };
                 let to = Some((&layer.table, &self.position));
@@ -518,6 +522,10 @@ fn run() -> Result<bool, Failure> {
     let (mut layers, mut is_in_parts) = (None, false);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
+        if arg == "--no-ahead" {
+            NO_AHEAD.store(true, std::sync::atomic::Ordering::Relaxed);
+            continue;
+        }
         if arg == "--parts" {
             is_in_parts = true;
             continue;

@@ -54,15 +54,9 @@ namespace {
 // Bytes of cells that leave the second-level cache as it is, more or less.
 constexpr unsigned long long ATTENDED_BYTES_MAX = 8 << 20;
 
-// Starts to fetch into the second-level cache, thread `i` of `n`. Bytes are a multiple of 16.
+// Starts to fetch into the second-level cache, thread `i` of `n`.
 __device__ __forceinline__ void fetch_ahead(const uint8_t* from, unsigned long long bytes, unsigned i, unsigned n) {
-#if __CUDA_ARCH__ >= 900
-    constexpr unsigned PIECE = 4096;
-    for (unsigned long long at = (unsigned long long)i * PIECE; at < bytes; at += (unsigned long long)n * PIECE)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + at), "r"((unsigned)min((unsigned long long)PIECE, bytes - at)) : "memory");
-#else
     for (unsigned long long at = i * 128ULL; at < bytes; at += n * 128ULL) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
-#endif
 }
 
 }  // namespace
@@ -101,17 +95,17 @@ extern "C" __global__ void __launch_bounds__(128) turn(float* q, float* k, float
     const float* bias = kind == 0 ? bias_q : kind == 1 ? bias_k : bias_v;
     float* from = (kind == 0 ? q : kind == 1 ? k : v) + ((size_t)t * count_of + head) * c;
     float* row = rows + warp * max(c_k, c_v);
-    for (int i = lane; i < c; i += 32) row[i] = bias != nullptr ? from[i] + bias[head * c + i] : from[i];
-    __syncwarp();
+    const unsigned cell = position != nullptr ? *position : 0;
     const bool has_angles = kind < 2 && cos != nullptr;
     const size_t angle = has_angles ? ((angle_row != nullptr ? *angle_row : 0u) + (size_t)t) * pairs : 0;
-    const float* norm = kind == 0 ? norm_q : kind == 1 ? norm_k : nullptr;
-    turn_head(row, c, {norm, has_angles ? cos + angle : nullptr, sin + angle, pairs, halves, kind == 2 ? rotate_v : rotate_k, eps});
+    const Turn how(kind == 0 ? norm_q : kind == 1 ? norm_k : nullptr, has_angles ? cos + angle : nullptr, sin + angle, pairs, halves, kind == 2 ? rotate_v : rotate_k, eps);
+    for (int i = lane; i < c; i += 32) row[i] = bias != nullptr ? from[i] + bias[head * c + i] : from[i];
+    __syncwarp();
+    turn_head(row, c, how);
     if (kind == 0 || blocks == nullptr) {
         for (int i = lane; i < c; i += 32) from[i] = row[i];
         return;
     }
-    const unsigned cell = *position;
     const bool is_last = listed > 0 && last.index == cell / CELLS && last.first <= cell % CELLS && cell % CELLS < last.end;
     unsigned long long address = last.address;
     if (!is_last) {
@@ -128,6 +122,9 @@ namespace {
 
 // Entries of a batch, columns and workers of the fold.
 constexpr int BATCH = 256, COLUMNS = 32, WORKERS = 16, FOLD_THREADS = COLUMNS * WORKERS;
+
+// Blocks of a group; groups of a batch that a worker has.
+constexpr int GROUP = 4, PER_WORKER = BATCH / GROUP / WORKERS;
 
 // Parts up to which nothing is shared.
 constexpr int FEW_PARTS = 8;
@@ -180,12 +177,12 @@ struct Part {
 // are folded by several workers; then a thread a column folds groups, two operations each. A few parts a thread a column folds by itself. What needs
 // more than 32 values is done by the last thread block of `unit` heads, whom `done` [H / unit] finds; all of it is zero again afterwards. Parts are
 // read before the kernel ahead has ended: it is the host that writes them.
-extern "C" __global__ void __launch_bounds__(FOLD_THREADS) fold(const float* partials, const float* groups, const Part* parts, const unsigned* count, const float* sinks,
+extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 2) fold(const float* partials, const float* groups, const Part* parts, const unsigned* count, const float* sinks,
                                                                float* out, int heads, int c, int hadamard, int block, int unit, unsigned* done, uint32_t* q, int2* meta, float* d,
                                                                __half* s16, int passes) {
     __shared__ __align__(16) float values[BATCH][COLUMNS + 1];  // of groups; in the last column l
     __shared__ Part listed[BATCH + 1], entries[BATCH];
-    __shared__ float m_of[BATCH], l_of[BATCH], a_of[BATCH], b_of[BATCH], sum;
+    __shared__ float m_of[BATCH], l_of[BATCH], a_of[BATCH], b_of[BATCH], a_group[BATCH / GROUP], b_group[BATCH / GROUP], m_all, sum;
     __shared__ int group_at[BATCH + 1], warps[BATCH / 32];
     let_next_start();
     const int t = threadIdx.x, column = t % COLUMNS, worker = t / COLUMNS, head = blockIdx.x, size = 2 + c;
@@ -228,6 +225,69 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS) fold(const float* par
                 while (batch > 1 && listed[batch - 1].group == listed[batch].group) batch--;
             float m = 0.0f, l = 0.0f;
             if (t < batch) m = row(listed[t])[0], l = row(listed[t])[1];
+            // Whole groups of four blocks, each with cells: nearly always. What follows then needs neither lists nor searches.
+            float x[PER_WORKER][GROUP];
+#pragma unroll
+            for (int j = 0; j < PER_WORKER; j++)
+#pragma unroll
+                for (int i = 0; i < GROUP; i++) {
+                    const int e = (worker + j * WORKERS) * GROUP + i;
+                    x[j][i] = e < batch && at < c ? row(listed[e])[2 + at] : 0.0f;
+                }
+            if (__syncthreads_and(t >= batch || (l != 0.0f && listed[t].group == listed[0].group + t / GROUP && listed[t].group >> 31 == 0))) {
+                const int groups_here = (batch + GROUP - 1) / GROUP, in_group = t % GROUP, warp = t / 32, lane = t % 32;
+                if (t < BATCH) {
+                    float before = -INFINITY;
+#pragma unroll
+                    for (int i = 1; i < GROUP; i++) {
+                        const float other = __shfl_up_sync(~0u, m, i, GROUP);
+                        before = in_group >= i ? fmaxf(before, other) : before;
+                    }
+                    const float now = fmaxf(before, m), of_a = math::exp_weight(before - now), of_b = math::exp_weight(m - now);
+                    a_of[t] = of_a, b_of[t] = of_b;
+                    float sum_l = l;
+#pragma unroll
+                    for (int i = 1; i < GROUP; i++) {
+                        const float other = __shfl_up_sync(~0u, sum_l, 1, GROUP);
+                        sum_l = in_group == i ? fmaf(l, of_b, other * of_a) : sum_l;
+                    }
+                    if (t < batch && (in_group == GROUP - 1 || t == batch - 1)) m_of[t / GROUP] = now, values[t / GROUP][COLUMNS] = sum_l;
+                }
+                __syncthreads();
+#pragma unroll
+                for (int j = 0; j < PER_WORKER; j++) {
+                    const int g = worker + j * WORKERS;
+                    float o = x[j][0];
+#pragma unroll
+                    for (int i = 1; i < GROUP; i++)
+                        if (g * GROUP + i < batch) o = fmaf(x[j][i], b_of[g * GROUP + i], o * a_of[g * GROUP + i]);
+                    values[g][column] = o;
+                }
+                if (warp < BATCH / GROUP / 32) {  // a lane a group
+                    const float own = t < groups_here ? m_of[t] : -INFINITY;
+                    float carry = any ? m_total : -INFINITY, scan = own;
+                    for (int g = lane; g < warp * 32 && g < groups_here; g += 32) carry = fmaxf(carry, m_of[g]);
+#pragma unroll
+                    for (int i = 16; i > 0; i /= 2) carry = fmaxf(carry, __shfl_xor_sync(~0u, carry, i));
+#pragma unroll
+                    for (int i = 1; i < 32; i *= 2) {
+                        const float other = __shfl_up_sync(~0u, scan, i);
+                        scan = lane >= i ? fmaxf(scan, other) : scan;
+                    }
+                    const float up_to = __shfl_up_sync(~0u, scan, 1), before = lane > 0 ? fmaxf(carry, up_to) : carry, now = fmaxf(before, own);
+                    a_group[t] = math::exp_weight(before - now), b_group[t] = math::exp_weight(own - now);
+                    if (t == BATCH / GROUP - 1) m_all = fmaxf(carry, scan);
+                }
+                __syncthreads();
+                if (t <= COLUMNS) {
+                    if (!any) value = values[0][t];
+#pragma unroll 8
+                    for (int g = any ? 0 : 1; g < groups_here; g++) value = fmaf(values[g][t], b_group[g], value * a_group[g]);
+                }
+                m_total = m_all, any = true;
+                __syncthreads();
+                continue;
+            }
             const Rank kept = rank(t < batch && l != 0.0f, warps);
             if (t < batch && l != 0.0f) entries[kept.before] = listed[t], m_of[kept.before] = m, l_of[kept.before] = l;
             __syncthreads();
@@ -326,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS) fold(const float* par
     for (int i = t; i < length; i += FOLD_THREADS) all[i] = __ldcg(out + first + i);
     __syncthreads();
     if (hadamard) {
-        for (int h = t / 32; h < unit; h += FOLD_THREADS / 32) turn_head(all + h * c, c, {nullptr, nullptr, nullptr, 0, 0, 1, 0.0f});
+        for (int h = t / 32; h < unit; h += FOLD_THREADS / 32) turn_head(all + h * c, c, Turn(nullptr, nullptr, nullptr, 0, 0, 1, 0.0f));
         __syncthreads();
         for (int i = t; i < length; i += FOLD_THREADS) out[first + i] = all[i];
     }

@@ -161,10 +161,10 @@ __device__ __forceinline__ void attend_any(const Args& a) {
     // The list is read before the kernel ahead has ended: it is the host that writes it. Who has nothing to do makes room for the kernels to come.
     const long long of_heads = (long long)*a.count * a.heads_kv * a.gqa;
     if (blockIdx.x > 0 && blockIdx.x >= of_heads) return;
-    wait_for_previous();
     if (of_heads <= gridDim.x) {
         few::attend<W>(a, shared);
     } else {
+        wait_for_previous();
         many::attend<G, W>(a, shared);
     }
 }

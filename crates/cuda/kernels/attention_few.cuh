@@ -147,7 +147,7 @@ __host__ __device__ constexpr int shared_bytes(int c_k, int c_v) { return 4 * (c
 
 template <int W>
 __device__ __forceinline__ void attend(const Args& a, uint8_t* shared) {
-    const int panel = threadIdx.x / 32, lane = threadIdx.x % 32, position = (int)*a.position, heads = a.heads_kv * a.gqa, blocks = (int)*a.count;
+    const int panel = threadIdx.x / 32, lane = threadIdx.x % 32, heads = a.heads_kv * a.gqa, blocks = (int)*a.count;
     Place at = place(blockIdx.x, gridDim.x, blocks, a.gqa, a.heads_kv);
     float* of_query = (float*)shared;
     float* p = of_query + a.c_k;             // [256]: weights
@@ -157,15 +157,27 @@ __device__ __forceinline__ void attend(const Args& a, uint8_t* shared) {
     const int k_codes = cache::code_bytes(a.type_k, PANEL * a.c_k), k_scales = cache::scale_bytes(a.type_k, PANEL * a.c_k);
     const int v_codes = cache::code_bytes(a.type_v, PANEL * a.c_v), v_scales = cache::scale_bytes(a.type_v, PANEL * a.c_v);
     const int column = min(lane * W, a.c_v - W);
+    struct Panel {
+        const uint8_t *k, *k_scales, *v, *v_scales;
+    };
+    auto panel_of = [&](const cache::Block& block) -> Panel {
+        const uint8_t* of_k = (const uint8_t*)block.address + (size_t)at.head * 4 * (k_codes + k_scales);
+        const uint8_t* of_v = (const uint8_t*)block.address + (size_t)a.heads_kv * 4 * (k_codes + k_scales) + (size_t)at.head * 4 * (v_codes + v_scales);
+        return {of_k + 4 * k_scales + panel * k_codes, of_k + panel * k_scales, of_v + 4 * v_scales + panel * v_codes, of_v + panel * v_scales};
+    };
+    auto fetch_panel = [&](const Panel& of) { fetch(of.k, k_codes), fetch(of.k_scales, k_scales), fetch(of.v, v_codes), fetch(of.v_scales, v_scales); };
+    // The first block's cells, but for the newest, were written long ago, whether or not they are seen.
+    if (at.left > 0) fetch_panel(panel_of(a.blocks[at.block]));
+    wait_for_previous();
+    const int position = (int)*a.position;
     for (bool is_new = true; at.left > 0; is_new = at.block == blocks - 1, at.advance(blocks, a.gqa)) {
         const int h = at.head * a.gqa + at.group;
         const cache::Block block = a.blocks[at.block];
         const cache::Range seen = cache::visible(block, position, a.window);
         const int lo = max(seen.lo - panel * PANEL, 0), hi = min(seen.hi - panel * PANEL, PANEL);
-        const uint8_t* of_k = (const uint8_t*)block.address + (size_t)at.head * 4 * (k_codes + k_scales);
-        const uint8_t* of_v = (const uint8_t*)block.address + (size_t)a.heads_kv * 4 * (k_codes + k_scales) + (size_t)at.head * 4 * (v_codes + v_scales);
-        const uint8_t *k = of_k + 4 * k_scales + panel * k_codes, *k_s = of_k + panel * k_scales, *v = of_v + 4 * v_scales + panel * v_codes, *v_s = of_v + panel * v_scales;
-        if (lo < hi) fetch(k, k_codes), fetch(k_s, k_scales), fetch(v, v_codes), fetch(v_s, v_scales);
+        const Panel of = panel_of(block);
+        const uint8_t *k = of.k, *k_s = of.k_scales, *v = of.v, *v_s = of.v_scales;
+        if (lo < hi) fetch_panel(of);
         if (is_new) {
             __syncthreads();
             load_query(a, q, h);

@@ -41,10 +41,23 @@ __device__ __forceinline__ float block_inverse_rms(const float* x, int n, float 
 
 // Norm with weights [C], rope, and the product with the normalised Hadamard matrix, of a head in shared memory, by a warp; norm and cos may be null.
 // Rope turns the first 2 * pairs values: neighbours 2i, 2i + 1, or halves i, i + pairs.
+//
+// HELD angles of a lane are read before the head is: so their way is not waited for.
+constexpr int HELD = 2;
 struct Turn {
     const float *norm, *cos, *sin;
     int pairs, halves, hadamard;
     float eps;
+    float held_cos[HELD], held_sin[HELD];
+
+    __device__ __forceinline__ Turn(const float* norm, const float* cos, const float* sin, int pairs, int halves, int hadamard, float eps)
+        : norm(norm), cos(cos), sin(sin), pairs(pairs), halves(halves), hadamard(hadamard), eps(eps) {
+#pragma unroll
+        for (int j = 0; j < HELD; j++) {
+            const int i = threadIdx.x % 32 + 32 * j;
+            held_cos[j] = cos != nullptr && i < pairs ? cos[i] : 0.0f, held_sin[j] = cos != nullptr && i < pairs ? sin[i] : 0.0f;
+        }
+    }
 };
 
 __device__ __forceinline__ void turn_head(float* row, int c, const Turn& how) {
@@ -55,9 +68,11 @@ __device__ __forceinline__ void turn_head(float* row, int c, const Turn& how) {
         __syncwarp();
     }
     if (how.cos != nullptr) {
-        for (int i = lane; i < how.pairs; i += 32) {
+#pragma unroll 1
+        for (int i = lane, j = 0; i < how.pairs; i += 32, j++) {
             const int first = how.halves ? i : 2 * i, second = how.halves ? i + how.pairs : 2 * i + 1;
-            const float a = row[first], b = row[second], co = how.cos[i], si = how.sin[i];
+            const float a = row[first], b = row[second], co = j == 0 ? how.held_cos[0] : j == 1 ? how.held_cos[1] : how.cos[i];
+            const float si = j == 0 ? how.held_sin[0] : j == 1 ? how.held_sin[1] : how.sin[i];
             row[first] = fmaf(-b, si, a * co), row[second] = fmaf(a, si, b * co);
         }
         __syncwarp();

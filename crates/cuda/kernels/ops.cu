@@ -20,38 +20,44 @@ struct ResidualNorm {
 
 __device__ __forceinline__ float plus(float a, float b) { return a + b; }
 __device__ __forceinline__ float4 plus(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+template <class V> __device__ __forceinline__ V ones();
+template <> __device__ __forceinline__ float ones<float>() { return 1.0f; }
+template <> __device__ __forceinline__ float4 ones<float4>() { return make_float4(1, 1, 1, 1); }
 __device__ __forceinline__ float scaled(float a, float g, float b) { return a * g * b; }
 __device__ __forceinline__ float4 scaled(float4 a, float g, float4 b) { return make_float4(a.x * g * b.x, a.y * g * b.y, a.z * g * b.z, a.w * g * b.w); }
 
-// V: float4, or float where D is not whole fours. Dynamic shared memory: the row, the weights. What nobody writes is read before the wait.
+// V: float4, or float where D is not whole fours. Dynamic shared memory: the row. Weights of the first HELD pieces of a thread are read before the
+// wait, as nobody writes them.
 template <class V> __device__ __forceinline__ void residual_norm_row(float* x, const ResidualNorm& a) {
     extern __shared__ __align__(16) float shared[];
     __shared__ float factor;
-    constexpr int PER = sizeof(V) / 4, AHEAD = 2;
+    constexpr int PER = sizeof(V) / 4, HELD = 2;
     const int n = a.d / PER, t = blockIdx.x;
     const size_t at = (size_t)t * n;
-    V *row = (V*)shared, *weights = row + n, *of_x = (V*)x + at;
+    V *row = (V*)shared, *of_x = (V*)x + at;
     const V *delta = (const V*)a.delta, *delta2 = (const V*)a.delta2, *bias = (const V*)a.bias, *post = (const V*)a.post, *w = (const V*)a.w;
-    if (w != nullptr)
-        for (int i = threadIdx.x; i < n; i += blockDim.x) weights[i] = w[i];
+    V weights[HELD];
+#pragma unroll
+    for (int j = 0; j < HELD; j++) {
+        const int i = threadIdx.x + j * blockDim.x;
+        weights[j] = w != nullptr && i < n ? w[i] : ones<V>();
+    }
     wait_for_previous();
     const bool is_normed_first = delta != nullptr && post != nullptr;
-    for (int first = threadIdx.x; first < n; first += AHEAD * blockDim.x) {
-        V y[AHEAD], z[AHEAD];
+#pragma unroll 1
+    for (int first = threadIdx.x; first < n; first += HELD * blockDim.x) {
+        V y[HELD], z[HELD];
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++) {
-            const int i = first + j * blockDim.x;
-            y[j] = z[j] = V{};
-            if (i >= n) continue;
-            y[j] = of_x[i];
-            if (delta != nullptr) z[j] = delta[at + i];
-            if (delta2 != nullptr) z[j] = plus(z[j], delta2[at + i]);
-            if (bias != nullptr) z[j] = plus(z[j], bias[i]);
+        for (int j = 0; j < HELD; j++) {
+            const int i = min(first + j * (int)blockDim.x, n - 1);
+            y[j] = of_x[i], z[j] = delta != nullptr ? delta[at + i] : V{};
         }
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++) {
+        for (int j = 0; j < HELD; j++) {
             const int i = first + j * blockDim.x;
-            if (i >= n) continue;
+            if (i >= n) break;
+            if (delta2 != nullptr) z[j] = plus(z[j], delta2[at + i]);
+            if (bias != nullptr) z[j] = plus(z[j], bias[i]);
             if (is_normed_first) {
                 row[i] = z[j];
             } else {
@@ -69,13 +75,12 @@ template <class V> __device__ __forceinline__ void residual_norm_row(float* x, c
     }
     if (a.normed == nullptr && a.blocks32.q == nullptr && a.blocks256.q == nullptr) return;
     const float g = block_inverse_rms(shared, a.d, a.eps, &factor);
-    for (int i = threadIdx.x; i < (n + 31) / 32 * 32; i += blockDim.x) {
+#pragma unroll 1
+    for (int i = threadIdx.x, j = 0; i < (n + 31) / 32 * 32; i += blockDim.x, j++) {
         V y{};
         if (i < n) {
-            V one;
-            if constexpr (PER == 4) one = make_float4(1, 1, 1, 1);
-            else one = 1.0f;
-            y = scaled(row[i], g, w != nullptr ? weights[i] : one);
+            const V by = j == 0 ? weights[0] : j == 1 ? weights[1] : w != nullptr ? w[i] : ones<V>();
+            y = scaled(row[i], g, by);
             row[i] = y;
             if (a.normed != nullptr) ((V*)a.normed)[at + i] = y;
         }
@@ -90,8 +95,9 @@ template <class V> __device__ __forceinline__ void residual_norm_row(float* x, c
 }  // namespace
 
 // x += norm(delta + delta2 + bias) * post; normed = norm(x) * w, as f32 and as blocks of 32 and 256. Everything but `x` may be null: no delta (x
-// stays), one pass, no bias, no norm of the delta; not scaled without w; no such result. A thread block a row; dynamic shared memory: 2 D floats.
-extern "C" __global__ void __launch_bounds__(1024) residual_norm(float* x, const float* delta, const float* delta2, const float* bias, const float* post,
+// stays), one pass, no bias, no norm of the delta; not scaled without w; no such result. A thread block a row; dynamic shared memory: D floats.
+// Registers: what a thread block of the product behind it leaves (product_one.cuh), so that one holds both.
+extern "C" __global__ void __launch_bounds__(640, 2) residual_norm(float* x, const float* delta, const float* delta2, const float* bias, const float* post,
                                                                 const float* w, float* normed, int d, float eps, uint32_t* q32, int2* meta, int passes32,
                                                                 uint32_t* q256, float* d256, __half* s16, int passes256) {
     let_next_start();
@@ -117,10 +123,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads(float* x, const floa
     if (item >= tokens * heads) return;
     float* row = rows + warp * c;
     float* from = x + (size_t)item * c;
+    const size_t angle = cos != nullptr ? ((position != nullptr ? *position : 0u) + (size_t)(item / heads)) * pairs : 0;
+    const Turn how(norm, cos != nullptr ? cos + angle : nullptr, sin + angle, pairs, halves, hadamard, eps);
     for (int i = lane; i < c; i += 32) row[i] = bias != nullptr ? from[i] + bias[item % heads * c + i] : from[i];
     __syncwarp();
-    const size_t angle = cos != nullptr ? ((position != nullptr ? *position : 0u) + (size_t)(item / heads)) * pairs : 0;
-    turn_head(row, c, {norm, cos != nullptr ? cos + angle : nullptr, sin + angle, pairs, halves, hadamard, eps});
+    turn_head(row, c, how);
     for (int i = lane; i < c; i += 32) from[i] = row[i];
 }
 

@@ -34,8 +34,8 @@ fn heads_max(c_v: usize) -> usize {
 }
 
 /// Bytes that a thread block fetches ahead, and thread blocks that do.
-const AHEAD_BYTES: usize = THREADS_TURN * 4096;
-const AHEAD_BLOCKS_MAX: usize = 64;
+const AHEAD_BYTES: usize = THREADS_TURN * 1024;
+const AHEAD_BLOCKS_MAX: usize = 256;
 
 /// Threads of a decode thread block, bytes of its rings: as in `kernels/attention_decode.cuh`.
 const DECODE_THREADS: usize = 128;

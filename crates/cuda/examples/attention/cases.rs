@@ -355,7 +355,6 @@ pub fn rows(device: &Device, target: Target, report: &mut dyn FnMut(Row)) -> Res
             decode(&stream, target, &pool, &case, report)?;
         }
     }
-    crate::turn::rows(&stream, target, report)?;
     faulty(&stream, target, report)
 }
 

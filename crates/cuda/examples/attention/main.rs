@@ -1,6 +1,7 @@
 //! Attention and element-wise operations on a GPU: against the CPU's definition bit for bit, and how fast.
 //!
-//! `cargo run --release -p cuda --example attention -- [--portable] [--bench]`; the exit status is 0 only if nothing differs.
+//! `cargo run --release -p cuda --example attention -- [--portable] [--bench] [elementwise] [turn] [decode] [prompts]`; the exit status is 0
+//! only if nothing differs.
 
 mod bench;
 mod cases;
@@ -57,9 +58,21 @@ fn run() -> Result<bool, Failure> {
         rows += 1;
         differing += usize::from(row.differing > 0 || row.compared == 0);
     };
-    elementwise::rows(&device, target, &mut report)?;
-    cases::rows(&device, target, &mut report)?;
-    prompts::rows(&device, target, &mut report)?;
+    let all = !["elementwise", "turn", "decode", "prompts"]
+        .into_iter()
+        .any(has);
+    if all || has("elementwise") {
+        elementwise::rows(&device, target, &mut report)?;
+    }
+    if all || has("turn") {
+        turn::rows(&device.stream()?, target, &mut report)?;
+    }
+    if all || has("decode") {
+        cases::rows(&device, target, &mut report)?;
+    }
+    if all || has("prompts") {
+        prompts::rows(&device, target, &mut report)?;
+    }
     println!("{rows} rows, {differing} differ");
     Ok(differing == 0)
 }

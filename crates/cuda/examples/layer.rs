@@ -1,9 +1,9 @@
 //! How fast a token is generated: a captured graph of all layers of a model's shape, with random weights, none of which stays in a cache.
 //!
-//! `cargo run --release -p cuda --example layer -- [--shape 14b|8b|8b-q4_0] [--depth N] [--kv f16|q8_0|q4_0] [--layers N] [--parts]`
+//! `cargo run --release -p cuda --example layer -- [--shape 14b|8b|8b-q4_0] [--depth N] [--kv f16|q8_0|q4_0] [--layers N] [--parts] [--no-ahead]`
 //!
 //! The graph's launches overlap; its logits are compared with those of launches that do not. `--parts` leaves out each operation of a layer
-//! in turn, and says what that saves.
+//! in turn, and says what that saves; `--no-ahead` leaves out that weights are fetched into the second-level cache.
 
 use std::process::ExitCode;
 
@@ -29,8 +29,6 @@ const READ_RATE: f64 = 4.1e12;
 
 /// Replays of a graph that count.
 const REPLAYS: usize = 9;
-
-static NO_AHEAD: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
 const EPS: f32 = 1e-6;
 
@@ -133,9 +131,10 @@ struct Bench {
     up: Buffer<f32>,
     delta: Buffer<f32>,
     logits: Buffer<f32>,
-    /// Of what is `d`, heads x c, `f` long.
-    acts: [Acts; 3],
+    /// Of a layer's inputs, of attention's results, of gated activations, of what logits are made of.
+    acts: [Acts; 4],
     rotation: Rotation,
+    fetches_ahead: bool,
 }
 
 /// Seeded numbers around 0, bell-shaped enough.
@@ -273,7 +272,9 @@ impl Bench {
                 Acts::new(stream, 1, d)?,
                 Acts::new(stream, 1, row_q)?,
                 Acts::new(stream, 1, f)?,
+                Acts::new(stream, 1, d)?,
             ],
+            fetches_ahead: true,
             rotation: match ty {
                 KvType::Q8_0 | KvType::Q4_0 => Rotation::Hadamard,
                 _ => Rotation::None,
@@ -308,7 +309,7 @@ impl Bench {
             ops,
             attention,
             products,
-            acts: [acts_d, acts_h, acts_f],
+            acts: [acts_d, acts_h, acts_f, acts_last],
             ..
         } = self;
         let product_of = |w: &Weights| {
@@ -370,8 +371,7 @@ impl Bench {
                     }),
                     rotation_k: self.rotation,
                     rotation_v: self.rotation,
-                    ahead: (!NO_AHEAD.load(std::sync::atomic::Ordering::Relaxed))
-                        .then_some(&layer.output),
+                    ahead: self.fetches_ahead.then_some(&layer.output),
                     ..Turn::default()
                 };
                 let to = Some((&layer.table, &self.position));
@@ -443,14 +443,14 @@ impl Bench {
         }
         let delta = (layers > 0).then(|| add(&self.delta));
         let w = Some(&self.last_norm);
-        let out = normed(&mut *acts_d, act_block(self.head.ty()), Passes::Two);
+        let out = normed(&mut *acts_last, act_block(self.head.ty()), Passes::Two);
         ops.residual_norm_to(stream, start, 1, d, EPS, &mut self.x, delta, w, out)?;
         let mut output = [Output {
             w: &self.head,
             bias: None,
             y: &mut self.logits,
         }];
-        product_of(&self.head).together(stream, start, acts_d, &mut output)
+        product_of(&self.head).together(stream, start, acts_last, &mut output)
     }
 
     /// Microseconds of a token: median over replays of a graph.
@@ -519,11 +519,11 @@ fn filled_block(stream: &Stream, attention: &Attention) -> Result<Buffer<u8>, Fa
 
 fn run() -> Result<bool, Failure> {
     let (mut name, mut depth, mut ty) = ("14b".to_owned(), 0, KvType::F16);
-    let (mut layers, mut is_in_parts) = (None, false);
+    let (mut layers, mut is_in_parts, mut fetches_ahead) = (None, false, true);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         if arg == "--no-ahead" {
-            NO_AHEAD.store(true, std::sync::atomic::Ordering::Relaxed);
+            fetches_ahead = false;
             continue;
         }
         if arg == "--parts" {
@@ -547,6 +547,7 @@ fn run() -> Result<bool, Failure> {
     let device = Device::open(0)?;
     let stream = device.stream()?;
     let mut bench = Bench::new(&stream, model, depth, ty, layers)?;
+    bench.fetches_ahead = fetches_ahead;
     bench.token(&stream, Start::After, layers, None)?;
     let wanted = bench.logits.to_vec(&stream)?;
     let all = bench.time_us(&stream, layers, None)?;

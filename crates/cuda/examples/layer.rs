@@ -1,9 +1,9 @@
 //! How fast a token is generated: a captured graph of all layers of a model's shape, with random weights, none of which stays in a cache.
 //!
-//! `cargo run --release -p cuda --example layer -- [--shape 14b|8b|8b-q4_0] [--depth N] [--kv f16|q8_0|q4_0] [--layers N] [--parts] [--no-ahead]`
+//! `cargo run --release -p cuda --example layer -- [--shape 14b|8b|8b-q4_0] [--depth N] [--kv f16|q8_0|q4_0] [--layers N] [--parts]`
 //!
 //! The graph's launches overlap; its logits are compared with those of launches that do not. `--parts` leaves out each operation of a layer
-//! in turn, and says what that saves; `--no-ahead` leaves out that weights are fetched into the second-level cache.
+//! in turn, and says what that saves.
 
 use std::process::ExitCode;
 
@@ -134,7 +134,6 @@ struct Bench {
     /// Of a layer's inputs, of attention's results, of gated activations, of what logits are made of.
     acts: [Acts; 4],
     rotation: Rotation,
-    fetches_ahead: bool,
 }
 
 /// Seeded numbers around 0, bell-shaped enough.
@@ -274,7 +273,6 @@ impl Bench {
                 Acts::new(stream, 1, f)?,
                 Acts::new(stream, 1, d)?,
             ],
-            fetches_ahead: true,
             rotation: match ty {
                 KvType::Q8_0 | KvType::Q4_0 => Rotation::Hadamard,
                 _ => Rotation::None,
@@ -371,7 +369,6 @@ impl Bench {
                     }),
                     rotation_k: self.rotation,
                     rotation_v: self.rotation,
-                    ahead: self.fetches_ahead.then_some(&layer.output),
                     ..Turn::default()
                 };
                 let to = Some((&layer.table, &self.position));
@@ -519,13 +516,9 @@ fn filled_block(stream: &Stream, attention: &Attention) -> Result<Buffer<u8>, Fa
 
 fn run() -> Result<bool, Failure> {
     let (mut name, mut depth, mut ty) = ("14b".to_owned(), 0, KvType::F16);
-    let (mut layers, mut is_in_parts, mut fetches_ahead) = (None, false, true);
+    let (mut layers, mut is_in_parts) = (None, false);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
-        if arg == "--no-ahead" {
-            fetches_ahead = false;
-            continue;
-        }
         if arg == "--parts" {
             is_in_parts = true;
             continue;
@@ -547,7 +540,6 @@ fn run() -> Result<bool, Failure> {
     let device = Device::open(0)?;
     let stream = device.stream()?;
     let mut bench = Bench::new(&stream, model, depth, ty, layers)?;
-    bench.fetches_ahead = fetches_ahead;
     bench.token(&stream, Start::After, layers, None)?;
     let wanted = bench.logits.to_vec(&stream)?;
     let all = bench.time_us(&stream, layers, None)?;

@@ -49,31 +49,15 @@ extern "C" __global__ void append(const float* k, const float* v, const cache::B
     }
 }
 
-namespace {
-
-// Bytes of cells that leave the second-level cache as it is, more or less.
-constexpr unsigned long long ATTENDED_BYTES_MAX = 8 << 20;
-
-// Starts to fetch into the second-level cache, thread `i` of `n`.
-__device__ __forceinline__ void fetch_ahead(const uint8_t* from, unsigned long long bytes, unsigned i, unsigned n) {
-    for (unsigned long long at = i * 128ULL; at < bytes; at += n * 128ULL) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
-}
-
-}  // namespace
-
 // q [T, H, C_k], k [T, K, C_k], v [T, K, C_v], head by head: bias added; norm, rope (of q and k); rotation; each may be absent. In place, but for a
 // list of blocks: then k and v of the one token, at `position`, go to its cell and nowhere else. A warp a head.
 //
 // `angle_row` null: token t has row t of cos, sin [.., pairs]; else row *angle_row + t. Dynamic shared memory: the larger C floats a warp. The list is
 // read before the kernel ahead has ended: it is the host that writes it.
-//
-// Thread blocks behind those of the heads fetch `ahead_bytes` from `ahead` on into the second-level cache, unless so many cells are attended
-// before they are used that they would be gone again: the memory has nothing else to do while few cells are attended.
 extern "C" __global__ void __launch_bounds__(128) turn(float* q, float* k, float* v, const float* bias_q, const float* bias_k, const float* bias_v,
                                                        const float* norm_q, const float* norm_k, const float* cos, const float* sin, const unsigned* angle_row,
                                                        int tokens, int heads, int heads_kv, int c_k, int c_v, int pairs, int halves, float eps, int rotate_k,
-                                                       int rotate_v, const cache::Block* blocks, const unsigned* count, const unsigned* position, int type_k, int type_v,
-                                                       const uint8_t* ahead, unsigned long long ahead_bytes) {
+                                                       int rotate_v, const cache::Block* blocks, const unsigned* count, const unsigned* position, int type_k, int type_v) {
     extern __shared__ float rows[];
     let_next_start();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, item = blockIdx.x * (blockDim.x / 32) + warp, all = heads + 2 * heads_kv;
@@ -81,13 +65,6 @@ extern "C" __global__ void __launch_bounds__(128) turn(float* q, float* k, float
     cache::Block last{};
     if (listed > 0) last = blocks[listed - 1];
     wait_for_previous();
-    const int of_heads = (tokens * all + (int)blockDim.x / 32 - 1) / ((int)blockDim.x / 32);
-    if ((int)blockIdx.x >= of_heads) {
-        const unsigned long long cell_bytes = heads_kv * (cache::head_bytes(type_k, c_k) + cache::head_bytes(type_v, c_v)) / CELLS;
-        if (position != nullptr && *position * cell_bytes > ATTENDED_BYTES_MAX) return;
-        fetch_ahead(ahead, ahead_bytes, (blockIdx.x - of_heads) * blockDim.x + threadIdx.x, (gridDim.x - of_heads) * blockDim.x);
-        return;
-    }
     if (item >= tokens * all) return;
     const int t = item / all, of_token = item % all, kind = of_token < heads ? 0 : of_token < heads + heads_kv ? 1 : 2;
     const int head = kind == 0 ? of_token : kind == 1 ? of_token - heads : of_token - heads - heads_kv, count_of = kind == 0 ? heads : heads_kv;

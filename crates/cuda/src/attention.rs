@@ -16,7 +16,6 @@ pub use prefill::{Spans, Step};
 use prefill::Prefill;
 
 use quant::act::Passes;
-use quant::tile::ROWS;
 
 use crate::acts::{Acts, Shape, Written};
 use crate::device::Device;
@@ -26,16 +25,11 @@ use crate::memory::Buffer;
 use crate::ops::{Angles, Rotation, THREADS_TURN, optional, rope_args};
 use crate::product::Target;
 use crate::stream::Stream;
-use crate::weights::Weights;
 
 /// Query heads that are attended together at most, by the size of V's heads; the kernels exist for each number up to it.
 fn heads_max(c_v: usize) -> usize {
     if c_v > 128 { 4 } else { 8 }
 }
-
-/// Bytes that a thread block fetches ahead, and thread blocks that do.
-const AHEAD_BYTES: usize = THREADS_TURN * 1024;
-const AHEAD_BLOCKS_MAX: usize = 256;
 
 /// Threads of a decode thread block, bytes of its rings: as in `kernels/attention_decode.cuh`.
 const DECODE_THREADS: usize = 128;
@@ -81,8 +75,6 @@ pub struct Turn<'a> {
     pub rotation_k: Rotation,
     /// Of v.
     pub rotation_v: Rotation,
-    /// Weights of the product that follows attention: fetched into the second-level cache while few cells are attended.
-    pub ahead: Option<&'a Weights>,
 }
 
 /// The kernels for one shape of cache and number of query heads.
@@ -247,10 +239,6 @@ impl Attention {
             return Ok(());
         }
         let all = heads + 2 * shape.heads;
-        // What surely stays in the cache.
-        let most = stream.device().properties().l2_bytes * 2 / 3;
-        let ahead_bytes = how.ahead.map_or(0, |w| w.tiles() * ROWS * w.row_bytes());
-        let ahead_bytes = ahead_bytes.min(most) / 16 * 16;
         let rotates = |rotation| Arg::from(i32::from(rotation == Rotation::Hadamard));
         let args = [
             Arg::from(q),
@@ -279,12 +267,9 @@ impl Attention {
             list[2],
             int(shape.type_k as usize),
             int(shape.type_v as usize),
-            how.ahead.map_or(Arg::NULL, |w| w.data().into()),
-            Arg::from(ahead_bytes as u64),
         ];
         let warps = THREADS_TURN / 32;
-        let of_ahead = ahead_bytes.div_ceil(AHEAD_BYTES).min(AHEAD_BLOCKS_MAX);
-        let launch = Launch::new((tokens * all).div_ceil(warps) + of_ahead, THREADS_TURN)
+        let launch = Launch::new((tokens * all).div_ceil(warps), THREADS_TURN)
             .shared(4 * warps * c_k.max(c_v))
             .start(start);
         // SAFETY: as the kernel takes them; lengths are checked, the table's blocks are vouched for by who set it.

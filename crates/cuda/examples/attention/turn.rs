@@ -7,8 +7,7 @@ use cuda::attention::{Attention, CELLS, KvBlock, KvType, Table, Turn};
 use cuda::ops::{Angles, RopePairs, Rotation};
 use cuda::product::Target;
 use cuda::selftest::Row;
-use cuda::{Buffer, Stream, Weights};
-use gguf::TensorType;
+use cuda::{Buffer, Stream};
 
 use crate::cases::{compare_bytes, cpu_type, shape};
 use crate::{Failure, START, row, values};
@@ -17,7 +16,6 @@ use crate::{Failure, START, row, values};
 pub fn rows(stream: &Stream, target: Target, report: &mut dyn FnMut(Row)) -> Result<(), Failure> {
     let (isa, eps) = (Isa::best(), 1e-6);
     let mut seed = 500;
-    let ahead = Weights::new(stream.device(), TensorType::Q8_0, 1000, 4096)?;
     for (c_k, c_v, type_k, type_v) in [
         (128, 128, KvType::F16, KvType::F16),
         (64, 64, KvType::Q8_0, KvType::Q4_0),
@@ -105,7 +103,6 @@ pub fn rows(stream: &Stream, target: Target, report: &mut dyn FnMut(Row)) -> Res
                 }),
                 rotation_k: rotation(rotates_k),
                 rotation_v: rotation(rotates_v),
-                ahead: (i % 2 == 0).then_some(&ahead),
             };
             let [q, k, v] = &mut on_device;
             let shapes = format!(

@@ -144,8 +144,9 @@ impl OneCut {
 
     const STAGES_MAX: usize = 8;
 
-    /// Shared memory of a multiprocessor that is left to the small kernels between products.
-    const SPARED_BYTES: usize = 26 << 10;
+    /// Tenths of a multiprocessor's shared memory that are left to the small kernels between products, so that they start while a product
+    /// still runs. Measured in whole layers: 70 of 228 KB against 26 save 3.6 of 104 us (Q8_0) and 3.7 of 73 (Q4_K).
+    const SPARED_TENTHS: usize = 3;
 
     /// Bytes of sums that wait.
     const SUMS_BYTES: usize = 12 << 10;
@@ -157,7 +158,7 @@ impl OneCut {
         let round = (Self::SUMS_BYTES / sums).clamp(1, of_block);
         let turns = if of_block > round { 2 } else { 1 };
         let rest = all_acts_bytes(ty, k, columns) + turns * round * sums;
-        let most = room.shared_bytes.saturating_sub(Self::SPARED_BYTES);
+        let most = room.shared_bytes / 10 * (10 - Self::SPARED_TENTHS);
         let budget = most.min(room.shared_bytes_block).saturating_sub(rest);
         let stage = stage_bytes(ty) + 16;
         let warps = Self::WARPS_MAX

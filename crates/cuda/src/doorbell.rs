@@ -13,7 +13,7 @@ use crate::memory::{Buffer, Pinned};
 use crate::product::Target;
 use crate::stream::Stream;
 
-/// How long the device waits for a result.
+/// How long the device waits for a result, unless told otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Threads of both kernels: as in `kernels/doorbell.cu`.
@@ -41,6 +41,7 @@ pub struct Doorbell {
     bells: Pinned<u32>,
     given: Pinned<f32>,
     answer: Pinned<f32>,
+    patience: Duration,
 }
 
 impl Doorbell {
@@ -58,7 +59,13 @@ impl Doorbell {
             bells: Pinned::new(device, 3 * BELL_WORDS)?,
             given: Pinned::new(device, given)?,
             answer: Pinned::new(device, answer)?,
+            patience: PATIENCE,
         })
+    }
+
+    /// The same, waiting so long for an answer.
+    pub fn patient(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// Hands the first `n` of `values` over as number `number`; numbers grow by one, and the one before has been taken back.
@@ -108,7 +115,7 @@ impl Doorbell {
             Arg::from(self.answer.address()),
             Arg::from(values),
             Arg::from(n as i32),
-            Arg::from(PATIENCE.as_nanos() as u64),
+            Arg::from(self.patience.as_nanos() as u64),
             Arg::from(self.bell_address(Bell::Late)),
         ];
         let launch = Launch::new(1, THREADS).start(start);

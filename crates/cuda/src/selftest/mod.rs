@@ -4,6 +4,7 @@
 
 mod acts;
 mod data;
+mod doorbell;
 mod products;
 
 pub use acts::compare_acts;
@@ -107,6 +108,9 @@ pub fn run(
         rows.push(row);
     };
     products::activations(&stream, options, &mut done)?;
+    let mut random = data::Random::new(options.seed);
+    doorbell::round_trips(&stream, options.target, &mut random, &mut done)?;
+    doorbell::no_answer(&stream, options.target, &mut done)?;
     for &ty in &options.formats {
         products::format(&stream, options, ty, &mut done)?;
     }

@@ -11,6 +11,7 @@ pub mod decide;
 pub mod drop;
 mod error;
 mod explain;
+pub mod gate;
 pub mod limits;
 pub mod model;
 pub mod plot;

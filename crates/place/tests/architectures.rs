@@ -4,7 +4,10 @@ mod common;
 
 use common::{Header, MIB, cache, full, keeping, windowed};
 use place::Error;
-use place::bytes::{Cache, KvType, Streams, kv_alloc_bytes, kv_bytes, recurrent_bytes, work_bytes};
+use place::bytes::{
+    Cache, KvType, Streams, device_alloc_bytes, device_work_bytes, kv_alloc_bytes, kv_bytes,
+    recurrent_bytes, work_bytes,
+};
 use place::model::{Form, Keeps};
 
 use KvType::{F16, Q4_0, Q8_0};
@@ -287,6 +290,41 @@ fn hybrid_9b_at_262144() {
     let alloc = kv_alloc_bytes(&model, &one(262_144, F16, F16)).unwrap();
     let all = 5_600_000_000 + alloc.total + state + work.total;
     assert!(mib(all) < 22_415.0, "{} MiB", mib(all));
+}
+
+/// The buffers of the CUDA backend one by one, and what pages make of weights and slabs.
+#[test]
+fn a_devices_work_space_and_padding() {
+    // 32 layers, width 4096, feed-forward 14336, heads 32 x 128 over 8, vocabulary 100000; B = 2 * 16 + 1 spans of 4096 cells.
+    let model = Header::new("llama", 32)
+        .tensor("output.weight", "Q8_0", &[4096, 100_000])
+        .tensor("blk.0.attn_q.weight", "Q8_0", &[4096, 4096])
+        .tensor("blk.0.attn_norm.weight", "F32", &[4096])
+        .model();
+    let work = device_work_bytes(&model, 4096, 512).unwrap();
+    let activations = 4 * 512 * (4 * 4096 + 4096 + 1024 + 1024 + 4096 + 2 * 14_336);
+    assert_eq!(work.activations, activations);
+    let values = 1024 * 14_336;
+    let acts = values + values / 32 * 8 + values / 256 * 4 + values / 16 * 2 + 4 * 4096;
+    let lists = 32 * (24 * 33 + 4 + 24 + 4);
+    let partial = 4 * 32 * (2 + 128);
+    let angles = 4 * 4 * 512 * 64;
+    let ids = 4 + 4 * 512;
+    let scratch = 2 * acts + lists + 33 * partial + 33 * 8 + 4 + 5 * 512 * partial + angles + ids;
+    assert_eq!(work.scratch, scratch);
+    assert_eq!(work.logits, 4 * (2 * 8 * 4096 + 8 * 100_000));
+    assert_eq!(work.total, activations + scratch + work.logits);
+    // More of either never takes less, and a chunk is no longer than the context.
+    for (n_ctx, n_ubatch) in [(4096, 513), (4352, 512)] {
+        assert!(device_work_bytes(&model, n_ctx, n_ubatch).unwrap().total > work.total);
+    }
+    let short = device_work_bytes(&model, 100, 512).unwrap();
+    assert_eq!(short, device_work_bytes(&model, 100, 100).unwrap());
+    assert!(device_work_bytes(&model, 0, 1).is_err());
+    // 425000 KiB and 4 KiB, in pages of 2 MiB: 416 MiB; 17 MiB and 4 KiB: 18 MiB; a norm is small.
+    let padding = (416 << 20) - 100_000 * 4352 + (18 << 20) - 4096 * 4352;
+    assert_eq!(model.weights.device_padding, padding);
+    assert_eq!(device_alloc_bytes((17 << 20) + 4096), 18 << 20);
 }
 
 #[test]

@@ -7,7 +7,10 @@ use std::collections::BTreeMap;
 
 use common::{Header, cache};
 use place::Error;
-use place::bytes::{Cache, KvType, Streams, kv_alloc_bytes, kv_bytes, recurrent_bytes, work_bytes};
+use place::bytes::{
+    Cache, KvType, Streams, device_work_bytes, kv_alloc_bytes, kv_bytes, recurrent_bytes,
+    work_bytes,
+};
 use place::limits::LAYERS_MAX;
 use place::model::{Model, Tensor, Value};
 use proptest::prelude::*;
@@ -180,6 +183,7 @@ proptest! {
             let _ = kv_alloc_bytes(&model, &cache);
             let _ = recurrent_bytes(&model, cache.n_seq, rollback);
             let _ = work_bytes(&model, cache.n_ctx, cache.n_ubatch);
+            let _ = device_work_bytes(&model, cache.n_ctx, cache.n_ubatch);
             let sum: u64 = tensors.iter().map(|t| t.bytes).sum();
             prop_assert_eq!(model.weights.total(), sum);
             prop_assert!(model.layers.len() as u64 <= LAYERS_MAX);

@@ -92,8 +92,19 @@ fn hint(error: &anyhow::Error) -> Option<String> {
             .and_then(FetchError::hint)
             .map(str::to_owned);
         let advised = || cause.downcast_ref::<Advised>().map(|a| a.hint.clone());
-        fetch.or_else(advised)
+        fetch.or_else(advised).or_else(|| memory_hint(cause))
     })
+}
+
+/// What to do where a GPU's memory ran out though a plan found room: another process has taken it since.
+fn memory_hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+    let of_engine = || match cause.downcast_ref() {
+        Some(engine::Error::Device(error)) => Some(error),
+        _ => None,
+    };
+    let error: &cuda::Error = cause.downcast_ref().or_else(of_engine)?;
+    let hint = "something else has taken memory since this was planned; 'nvidia-smi' shows what, and --device-mem, a smaller --ctx or a lower --cache-type-k leave it room";
+    error.is_out_of_memory().then(|| hint.to_owned())
 }
 
 #[cfg(test)]
@@ -108,6 +119,35 @@ mod tests {
             .unwrap_err();
         assert_eq!(hint(&error).as_deref(), Some("say yes"));
         assert!(hint(&anyhow::anyhow!("plain")).is_none());
+    }
+
+    #[test]
+    fn exhausted_device_memory_has_advice_wherever_it_comes_from() {
+        let full = || cuda::Error::OutOfMemory {
+            ordinal: 0,
+            wanted_bytes: 2,
+            free_bytes: 1,
+            total_bytes: 3,
+        };
+        let room = engine::Error::DeviceRoom {
+            what: "weights".to_owned(),
+            all_bytes: 2,
+            source: full(),
+        };
+        for error in [
+            full().into(),
+            engine::Error::Device(full()).into(),
+            room.into(),
+        ] {
+            let error: anyhow::Error = error;
+            let advice = hint(&error.context("a step")).unwrap();
+            assert!(advice.contains("nvidia-smi"), "{advice}");
+        }
+        let other = cuda::Error::NoDevice {
+            ordinal: 3,
+            count: 1,
+        };
+        assert_eq!(hint(&engine::Error::Device(other).into()), None);
     }
 
     #[test]

@@ -1,15 +1,22 @@
-//! Attention of one token in one layer, partial results and their merge, at several depths.
+//! Attention of one token in one layer at several depths, as a session gives it: heads turned and written to the cache, partial results,
+//! their merge, quantised for the product that follows. What is stored in 4 bits is rotated, and so is what is computed with it.
 //!
 //! Each call attends over another layer's cells, so that they come from where a session's would: not from the device's caches.
 
 use std::time::Duration;
 
+use quant::act::{BLOCK32, BLOCK256, Passes};
+
 use super::{START, Timer};
-use crate::attention::{Attention, CELLS, KvBlock, KvShape, Params, Part, Partials, Parts, Table};
+use crate::acts::Acts;
+use crate::attention::{
+    Attention, CELLS, KvBlock, KvShape, KvType, Params, Part, Partials, Parts, Table, Turn,
+};
 use crate::device::Device;
 use crate::error::Error;
 use crate::graph::Graph;
 use crate::memory::Buffer;
+use crate::ops::Rotation;
 use crate::product::Target;
 
 /// Layers of a graph at most.
@@ -32,14 +39,20 @@ pub struct Depth<'c> {
     graph: Graph,
     layers: usize,
     // What the graph reads and writes.
-    _operands: (
-        Vec<Table>,
-        Partials,
-        Parts,
-        Buffer<f32>,
-        Buffer<f32>,
-        Buffer<u32>,
-    ),
+    _operands: Operands,
+}
+
+#[derive(Debug)]
+struct Operands {
+    /// Of each layer all blocks, and the one that is written to.
+    tables: Vec<[Table; 2]>,
+    partials: Partials,
+    parts: Parts,
+    /// Q, K and V.
+    inputs: [Buffer<f32>; 3],
+    out: Buffer<f32>,
+    acts: Acts,
+    position: Buffer<u32>,
 }
 
 fn values(n: usize) -> Vec<f32> {
@@ -96,35 +109,80 @@ impl Cells {
             let blocks = (0..n)
                 .map(|i| KvBlock::new(shape, &self.slab, (layer * n + i) * block, i, 0..CELLS, i))
                 .collect::<Result<Vec<_>, _>>()?;
-            let mut table = Table::new(stream, n)?;
-            // SAFETY: the slab is borrowed for as long as what is returned, which holds the table.
-            unsafe { table.set(stream, &blocks)? };
-            tables.push(table);
+            let of_layer = [&blocks[..], &blocks[n - 1..]].map(|blocks| {
+                let mut table = Table::new(stream, blocks.len())?;
+                // SAFETY: the slab is borrowed for as long as what is returned, which holds the table.
+                unsafe { table.set(stream, blocks)? };
+                Ok::<_, Error>(table)
+            });
+            let [all, last] = of_layer;
+            tables.push([all?, last?]);
         }
         let params = Params {
             scale: 1.0 / (shape.c_k as f32).sqrt(),
             soft_cap: None,
             window: None,
         };
-        let q = Buffer::from_slice(stream, &values(self.heads * shape.c_k))?;
-        let position = Buffer::from_slice(stream, &[(n * CELLS - 1) as u32])?;
-        let mut partials = Partials::new(stream, shape, self.heads, n)?;
+        let floats = |n: usize| Buffer::from_slice(stream, &values(n));
         let mut parts = Parts::new(stream, n)?;
         let part = |i| Part::Block { index: i, slot: i };
         parts.set(stream, &(0..n).map(part).collect::<Vec<_>>())?;
-        let mut out = Buffer::<f32>::zeroed(stream, self.heads * shape.c_v)?;
+        let width = self.heads * shape.c_v;
+        let mut o = Operands {
+            tables,
+            partials: Partials::new(stream, shape, self.heads, n)?,
+            parts,
+            inputs: [
+                floats(self.heads * shape.c_k)?,
+                floats(shape.heads * shape.c_k)?,
+                floats(shape.heads * shape.c_v)?,
+            ],
+            out: Buffer::zeroed(stream, width)?,
+            acts: Acts::new(stream, 1, width)?,
+            position: Buffer::from_slice(stream, &[(n * CELLS - 1) as u32])?,
+        };
+        let rotation = |ty: KvType, c: usize| {
+            if ty == KvType::Q4_0 && c.is_power_of_two() {
+                Rotation::Hadamard
+            } else {
+                Rotation::None
+            }
+        };
+        let turn = Turn {
+            rotation_k: rotation(shape.type_k, shape.c_k),
+            rotation_v: rotation(shape.type_v, shape.c_v),
+            ..Turn::default()
+        };
+        let block = [BLOCK256, BLOCK32]
+            .into_iter()
+            .find(|block| width.is_multiple_of(*block));
         stream.synchronise()?;
         let graph = stream.capture(|| {
-            tables.iter().try_for_each(|table| {
-                attention.decode(stream, START, table, &position, &params, &q, &mut partials)?;
-                attention.fold(stream, START, &parts, &partials, None, None, &mut out)
+            o.tables.iter().try_for_each(|[all, last]| {
+                let [q, k, v] = &mut o.inputs;
+                let (at, partials) = (&o.position, &mut o.partials);
+                let append = Some((last, at));
+                attention.turn(stream, START, 1, q, k, v, &turn, append)?;
+                attention.decode(stream, START, all, at, &params, q, partials)?;
+                let blocks = block.map(|block| (&mut o.acts, block, Passes::One));
+                attention.fold_to(
+                    stream,
+                    START,
+                    &o.parts,
+                    partials,
+                    None,
+                    None,
+                    &mut o.out,
+                    turn.rotation_v,
+                    blocks,
+                )
             })
         })?;
         Ok(Depth {
             timer: &self.timer,
             graph,
             layers,
-            _operands: (tables, partials, parts, q, out, position),
+            _operands: o,
         })
     }
 }

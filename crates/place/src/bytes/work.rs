@@ -45,6 +45,8 @@ struct Widest {
     out: u128,
     /// A block's partial result of one token.
     partial: u128,
+    /// Query heads.
+    heads: u128,
 }
 
 /// Bytes of the work space of one session over `n_ctx` cells that takes up to `n_ubatch` tokens at a time (T of them, no more
@@ -100,7 +102,7 @@ pub fn work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<WorkBytes,
 ///            + 4 * B * H * (2 + C_v) + 8 B + 4                    partial results of one token, and their list
 ///            + 4 * 5 * T * H * (2 + C_v)                          results of a prompt's spans
 ///            + 4 * 2 * 2 * max(T * rope_dims / 2, 1)              cosines and sines, layers without and with a window
-///            + 4 + 4 T                                            position, ids
+///            + 4 + 4 T + 4 H                                      position, ids, counts of a merge
 /// logits       4 * (2 * 8 D + min(T, 8) * V)                      the last rows, normed; logits (the host's copy is not here)
 /// ```
 ///
@@ -123,7 +125,7 @@ pub fn device_work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<Wor
         Ok(8 * spans + 4),
         product(&[4, SPAN_STATES, *t, w.partial]),
         product(&[4, 2, 2, product(&[*t, s.pairs])?.max(1)]),
-        Ok(4 + 4 * t),
+        Ok(4 + 4 * t + 4 * w.heads),
     ])?;
     let logits = sum([
         product(&[4, 2, LOGIT_ROWS, s.width]),
@@ -245,6 +247,7 @@ fn widest(model: &Model) -> Result<Widest, Error> {
             (&mut widest.v, product(&[heads_kv, head_v])?),
             (&mut widest.out, product(&[heads, head_out])?),
             (&mut widest.partial, product(&[heads, 2 + head_out])?),
+            (&mut widest.heads, heads),
         ] {
             *most = row.max(*most);
         }

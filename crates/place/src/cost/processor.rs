@@ -9,8 +9,8 @@ use crate::tier::Tier;
 /// attention are in their own measurements.
 const SMALL_OPERATIONS_A_LAYER: f64 = 2.0;
 /// Small operations of a dense layer on a device beside products and attention, whose own are in their measurements: a norm with the
-/// addition before it for either half, turning heads and writing cells, gated activation.
-const LAUNCHES_A_LAYER: f64 = 4.0;
+/// addition before it for either half, and gated activation.
+const LAUNCHES_A_LAYER: f64 = 3.0;
 /// More of them where a layer has routed experts: router and combine.
 const MORE_WITH_EXPERTS: f64 = 2.0;
 

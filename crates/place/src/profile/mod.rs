@@ -17,7 +17,7 @@
 //! | `t_sync_us` | handing one layer's work to the CPU and back |
 //! | `launch_us`, `token_us` | a small operation of a token on a device, in a recorded graph; what a token takes beside all operations |
 //!
-//! A device's products are measured in the shapes of the model, and `decode_gb_s` includes starting them; quantising their input is a part
+//! A device's attention includes turning heads and writing cells, with the rotation of what is stored in 4 bits. Its products are measured in the shapes of the model, and `decode_gb_s` includes starting them; quantising their input is a part
 //! of the small operation before them.
 
 mod accept;

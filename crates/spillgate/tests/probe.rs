@@ -156,9 +156,12 @@ fn split_files_are_planned_and_measured_as_whole_ones() {
     assert!(parts.len() > 1, "{parts:?}");
     let first = text(parts[0].clone());
     let plan = |model: &str| {
-        place.json(&[
-            "plan", model, "--device", "cpu", "--ubatch", "16", "--ctx", "2000",
-        ])
+        // What is free changes from one run to the next.
+        let memory = "memory_available_mib=1000";
+        let args = [
+            "plan", model, "--device", "cpu", "--ubatch", "16", "--ctx", "2000", "--set", memory,
+        ];
+        place.json(&args)
     };
     let (whole, split) = (plan(&place.model), plan(&first));
     for key in [

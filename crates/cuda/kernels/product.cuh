@@ -539,6 +539,11 @@ template <class F> __device__ __forceinline__ void decode_rows(const uint8_t* __
 #define FEW \
     Few { {w0, w1, w2}, {y0, y1, y2}, {b0, b1, b2}, {n0, n1, n2} }
 
+#define WIDE_KERNEL(F)                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(Gemm<F, Wide>::THREADS, 1) gemm_wide(PRODUCT_PARAMETERS) {               \
+        gemm<F, Wide>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes);                                                \
+    }
+
 #define PRODUCT_KERNELS(F)                                                                                                \
     extern "C" __global__ void __launch_bounds__(512, 1) gemv_1(GEMV_PARAMETERS, int stages, int round) {                 \
         one::gemv<F, 1>(FEW, Acts{q, meta, d, s16}, K, passes, stages, round);                                            \
@@ -548,9 +553,6 @@ template <class F> __device__ __forceinline__ void decode_rows(const uint8_t* __
     }                                                                                                                     \
     extern "C" __global__ void gemv_8(GEMV_PARAMETERS) { gemv<F, 1>(FEW, Acts{q, meta, d, s16}, K, columns, passes); } \
     extern "C" __global__ void gemv_16(GEMV_PARAMETERS) { gemv<F, 2>(FEW, Acts{q, meta, d, s16}, K, columns, passes); } \
-    extern "C" __global__ void __launch_bounds__(Gemm<F, Wide>::THREADS, 1) gemm_wide(PRODUCT_PARAMETERS) {               \
-        gemm<F, Wide>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes);                                                \
-    }                                                                                                                     \
     extern "C" __global__ void __launch_bounds__(Gemm<F, Narrow>::THREADS) gemm_narrow(PRODUCT_PARAMETERS) {              \
         gemm<F, Narrow>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes);                                              \
     }                                                                                                                     \

@@ -1,4 +1,5 @@
 // Products and rows of IQ2_XS.
-#include "product.cuh"
+#include "gemm_many.cuh"
 
 PRODUCT_KERNELS(IQ2_XS)
+MANY_KERNELS_256(IQ2_XS)

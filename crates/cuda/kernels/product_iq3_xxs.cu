@@ -1,4 +1,5 @@
 // Products and rows of IQ3_XXS.
-#include "product.cuh"
+#include "gemm_many.cuh"
 
 PRODUCT_KERNELS(IQ3_XXS)
+MANY_KERNELS_256(IQ3_XXS)

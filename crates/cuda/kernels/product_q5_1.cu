@@ -1,4 +1,5 @@
 // Products and rows of Q5_1.
-#include "product.cuh"
+#include "gemm_many.cuh"
 
 PRODUCT_KERNELS(Q5_1)
+MANY_KERNELS_32(Q5_1)

@@ -1,4 +1,5 @@
 // Products and rows of Q5_K.
-#include "product.cuh"
+#include "gemm_many.cuh"
 
 PRODUCT_KERNELS(Q5_K)
+MANY_KERNELS_256(Q5_K)

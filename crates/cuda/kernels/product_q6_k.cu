@@ -1,4 +1,5 @@
 // Products and rows of Q6_K.
-#include "product.cuh"
+#include "gemm_many.cuh"
 
 PRODUCT_KERNELS(Q6_K)
+MANY_KERNELS_256(Q6_K)

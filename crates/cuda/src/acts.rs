@@ -1,11 +1,14 @@
 //! Activations as 8-bit blocks on the device (`kernels/acts.cu`), laid out as the products read them.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use quant::act::{BLOCK32, BLOCK256, Passes};
 
-use crate::device::Device;
+use crate::device::{Device, WGMMA_COMPUTE};
 use crate::error::{Error, length};
 use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
+use crate::product::FEW_MAX;
 use crate::stream::Stream;
 
 /// Columns (rows of codes) that lie together.
@@ -21,9 +24,49 @@ pub struct Acts {
     pub(crate) meta: Buffer<u8>,
     pub(crate) d: Buffer<u8>,
     pub(crate) s16: Buffer<u8>,
+    arranged: Option<Arranged>,
     columns_max: usize,
     k_max: usize,
     holds: Shape,
+}
+
+/// The same activations as the kernels for many columns of devices of 9.0 read them (`kernels/gemm_acts.cu`).
+#[derive(Debug)]
+pub(crate) struct Arranged {
+    pub(crate) image: Buffer<u8>,
+    pub(crate) scale: Buffer<u8>,
+    pub(crate) sums: Buffer<u8>,
+    blocks_32: Kernel,
+    blocks_256: Kernel,
+    /// Whether it holds what was quantised last.
+    current: AtomicBool,
+}
+
+/// Columns that are arranged together.
+const SET: usize = 16;
+
+impl Arranged {
+    /// Memory for as many columns of as many values, for devices that have the kernels.
+    fn new(stream: &Stream, columns: usize, k: usize) -> Result<Option<Self>, Error> {
+        let device = stream.device();
+        if columns <= FEW_MAX || device.properties().compute != WGMMA_COMPUTE {
+            return Ok(None);
+        }
+        let module = Module::load(device, "gemm_acts")?;
+        let columns = columns.next_multiple_of(SET);
+        Ok(Some(Self {
+            image: Buffer::new(device, columns * k)?,
+            scale: Buffer::new(device, columns * k / BLOCK32 * 4)?,
+            sums: Buffer::new(device, columns * k / BLOCK32 * 4)?,
+            blocks_32: module.kernel("arrange_32")?,
+            blocks_256: module.kernel("arrange_256")?,
+            current: AtomicBool::new(false),
+        }))
+    }
+
+    fn bytes(&self) -> usize {
+        self.image.bytes() + self.scale.bytes() + self.sums.bytes()
+    }
 }
 
 /// What activations are in an [`Acts`].
@@ -91,6 +134,7 @@ impl Acts {
             meta: zeroed(columns_max * k / BLOCK32 * 8)?,
             d: zeroed(columns_max * k / BLOCK256 * 4)?,
             s16: zeroed(columns_max * k / 16 * 2)?,
+            arranged: Arranged::new(stream, columns_max, k)?,
             columns_max,
             k_max: k,
             holds: Shape {
@@ -122,6 +166,9 @@ impl Acts {
         }
         length(op, "values of K past whole blocks", k % block, 0)?;
         self.holds = shape;
+        if let Some(arranged) = &self.arranged {
+            arranged.current.store(false, Ordering::Relaxed);
+        }
         Ok(Written {
             q: (&self.q).into(),
             meta: (&self.meta).into(),
@@ -131,9 +178,50 @@ impl Acts {
         })
     }
 
+    /// The activations in the layout of the kernels for many columns; made when they are first asked for.
+    ///
+    /// # Errors
+    /// If the device has no such kernels.
+    pub(crate) fn arranged(&self, stream: &Stream, start: Start) -> Result<&Arranged, Error> {
+        let arranged = self.arranged.as_ref().ok_or_else(|| Error::NoModule {
+            module: "gemm_acts".into(),
+        })?;
+        if arranged.current.swap(true, Ordering::Relaxed) {
+            return Ok(arranged);
+        }
+        let Shape { k, block, .. } = self.holds;
+        let columns = self.holds.columns();
+        let last = [
+            Arg::from(&arranged.image),
+            (&arranged.scale).into(),
+            (&arranged.sums).into(),
+            (k as i32).into(),
+            (columns as i32).into(),
+        ];
+        // A thread takes a run of 32 values of a column; a thread block whole lines of 128 bytes of 16 columns.
+        let (kernel, args) = if block == BLOCK32 {
+            let args = [&[Arg::from(&self.q), (&self.meta).into()], &last[..]].concat();
+            (&arranged.blocks_32, args)
+        } else {
+            let args = [
+                &[Arg::from(&self.q), (&self.d).into(), (&self.s16).into()],
+                &last[..],
+            ]
+            .concat();
+            (&arranged.blocks_256, args)
+        };
+        let runs = (k / 32).next_multiple_of(4);
+        let grid = [(runs * SET).div_ceil(256), columns.div_ceil(SET), 1];
+        let launch = Launch::grid(grid.map(|n| n as u32), [256, 1, 1]).start(start);
+        // SAFETY: the kernel reads the columns that `self` holds and writes as many, filled up to whole sets, for which there is room.
+        unsafe { kernel.launch(stream, launch, &args) }?;
+        Ok(arranged)
+    }
+
     /// Bytes of device memory.
     pub fn device_bytes(&self) -> usize {
-        self.q.bytes() + self.meta.bytes() + self.d.bytes() + self.s16.bytes()
+        let arranged = self.arranged.as_ref().map_or(0, Arranged::bytes);
+        self.q.bytes() + self.meta.bytes() + self.d.bytes() + self.s16.bytes() + arranged
     }
 }
 

@@ -11,6 +11,9 @@ use crate::stream::Stream;
 /// The compute capability that devices must have.
 pub const COMPUTE_MIN: (u32, u32) = (8, 0);
 
+/// The only compute capability whose warpgroups multiply together (`kernels/wgmma.cuh`).
+pub(crate) const WGMMA_COMPUTE: (u32, u32) = (9, 0);
+
 /// A GPU that was opened. Clones are the same one; its context is released with the last.
 #[derive(Clone)]
 pub struct Device(Arc<Opened>);

@@ -18,7 +18,7 @@ use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
 use crate::stream::Stream;
 use crate::weights::Weights;
-use cut::{FewCut, FloatCut, ManyCut, OneCut, Room};
+use cut::{FewCut, FloatCut, ManyCut, OneCut, Reads, Room};
 
 /// Columns that the kernels for few take.
 pub const FEW_MAX: usize = 16;
@@ -53,8 +53,8 @@ pub struct Product {
 enum Kernels {
     Quantised {
         few: Few,
-        wide: Many,
-        narrow: Many,
+        /// For more. Which one is a matter of time alone.
+        many: Vec<Many>,
     },
     Float {
         one: Kernel,
@@ -66,6 +66,7 @@ enum Kernels {
 /// A kernel for many columns.
 #[derive(Debug)]
 struct Many {
+    name: &'static str,
     kernel: Kernel,
     cut: ManyCut,
 }
@@ -137,10 +138,10 @@ impl Product {
             let registers = kernel.registers()?;
             Ok((kernel, registers))
         };
-        let many = |name, cut: ManyCut| -> Result<Many, Error> {
+        let many = |(name, cut): (&'static str, ManyCut)| -> Result<Many, Error> {
             let kernel = module.kernel(name)?;
             kernel.allow_shared(cut.shared_bytes)?;
-            Ok(Many { kernel, cut })
+            Ok(Many { name, kernel, cut })
         };
         Ok(Self {
             ty,
@@ -149,8 +150,10 @@ impl Product {
                     one: [few("gemv_1")?, few("gemv_2")?],
                     some: [some("gemv_8")?, some("gemv_16")?],
                 },
-                wide: many("gemm_wide", ManyCut::wide(ty, compute))?,
-                narrow: many("gemm_narrow", ManyCut::narrow(ty))?,
+                many: ManyCut::all(ty, compute)
+                    .into_iter()
+                    .map(many)
+                    .collect::<Result<_, _>>()?,
             },
             decode: module.kernel("decode")?,
             begin: module.kernel("begin")?,
@@ -171,8 +174,29 @@ impl Product {
         acts: &Acts,
         y: &mut Buffer<f32>,
     ) -> Result<(), Error> {
+        self.quantised_by(None, stream, start, w, acts, y)
+    }
+
+    /// The kernels for more than [`FEW_MAX`] columns, for tests and measurements: names for [`Product::quantised_by`].
+    pub fn many(&self) -> Vec<&'static str> {
+        match &self.kernels {
+            Kernels::Quantised { many, .. } => many.iter().map(|many| many.name).collect(),
+            Kernels::Float { .. } => Vec::new(),
+        }
+    }
+
+    /// The same as [`Product::quantised`], of many columns by the kernel of this name.
+    pub fn quantised_by(
+        &self,
+        name: Option<&str>,
+        stream: &Stream,
+        start: Start,
+        w: &Weights,
+        acts: &Acts,
+        y: &mut Buffer<f32>,
+    ) -> Result<(), Error> {
         const OP: &str = "product";
-        let Kernels::Quantised { few, wide, narrow } = &self.kernels else {
+        let Kernels::Quantised { few, many } = &self.kernels else {
             return Err(Error::Format {
                 op: "product of quantised activations",
                 format: self.ty.name(),
@@ -190,25 +214,43 @@ impl Product {
             let bias = None;
             return self.few(stream, start, acts, few, &mut [Output { w, bias, y }]);
         }
-        let args = [
-            Arg::from(w.data()),
-            (&acts.q).into(),
-            (&acts.meta).into(),
-            (&acts.d).into(),
-            (&acts.s16).into(),
-            y.into(),
-            (w.n() as i32).into(),
-            (w.k() as i32).into(),
-            (columns as i32).into(),
-            (shape.passes.count() as i32).into(),
-        ];
         let multiprocessors = stream.device().properties().multiprocessors;
-        let work = |many: &Many| many.cut.work(w.n(), columns, multiprocessors);
-        let Many { kernel, cut } = if work(narrow) < work(wide) {
-            narrow
-        } else {
-            wide
+        let work = |many: &&Many| many.cut.work(w.n(), columns, multiprocessors);
+        let chosen = match name {
+            Some(name) => many.iter().find(|many| many.name == name),
+            None => many.iter().min_by_key(work),
         };
+        let Many { kernel, cut, .. } = chosen.ok_or_else(|| Error::NoModule {
+            module: format!("{}::{}", self.ty.name(), name.unwrap_or("gemm")),
+        })?;
+        let operands = match cut.reads {
+            Reads::Blocks => vec![
+                Arg::from(&acts.q),
+                (&acts.meta).into(),
+                (&acts.d).into(),
+                (&acts.s16).into(),
+            ],
+            Reads::Arranged => {
+                let acts = acts.arranged(stream, start)?;
+                vec![
+                    (&acts.image).into(),
+                    (&acts.scale).into(),
+                    (&acts.sums).into(),
+                ]
+            }
+        };
+        let args = [
+            &[Arg::from(w.data())],
+            &operands[..],
+            &[
+                y.into(),
+                (w.n() as i32).into(),
+                (w.k() as i32).into(),
+                (columns as i32).into(),
+                (shape.passes.count() as i32).into(),
+            ],
+        ]
+        .concat();
         let launch = Launch::grid(cut.grid(w.n(), columns), [cut.threads as u32, 1, 1])
             .shared(cut.shared_bytes)
             .start(start);
@@ -473,14 +515,16 @@ impl Product {
     /// Registers a thread and bytes of spills of each kernel, for reports.
     pub fn resources(&self) -> Result<Vec<(&'static str, usize, usize)>, Error> {
         let all: Vec<(&'static str, &Kernel)> = match &self.kernels {
-            Kernels::Quantised { few, wide, narrow } => vec![
-                ("1", &few.one[0]),
-                ("2", &few.one[1]),
-                ("8", &few.some[0].0),
-                ("16", &few.some[1].0),
-                ("narrow", &narrow.kernel),
-                ("wide", &wide.kernel),
-            ],
+            Kernels::Quantised { few, many } => {
+                let few = [
+                    ("1", &few.one[0]),
+                    ("2", &few.one[1]),
+                    ("8", &few.some[0].0),
+                    ("16", &few.some[1].0),
+                ];
+                let many = many.iter().map(|many| (many.name, &many.kernel));
+                few.into_iter().chain(many).collect()
+            }
             Kernels::Float { one, few, many } => vec![("1", one), ("4", few), ("many", many)],
         };
         all.into_iter()

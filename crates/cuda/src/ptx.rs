@@ -26,7 +26,7 @@ include!("../kernels/ptx/index.rs");
 /// The PTX of a source for a compute capability. `sm_90a` runs on 9.0 only, `sm_80` on everything newer.
 pub fn of(name: &str, compute: (u32, u32)) -> Option<String> {
     let found = ALL.iter().find(|c| c.name == name)?;
-    let compressed = if compute == (9, 0) {
+    let compressed = if compute == crate::device::WGMMA_COMPUTE {
         found.sm_90a
     } else {
         found.sm_80

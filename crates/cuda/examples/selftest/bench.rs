@@ -127,26 +127,25 @@ pub fn run(device: &Device, options: &Options) -> Result<(), Error> {
             }
             println!();
         }
-        for (n, k) in &SHAPES[..3] {
-            let weights = copies(&stream, ty, *n, *k, &bytes)?;
-            print!("gemm {:<7} {n:>5}x{k:<5}", ty.name());
+        for (n, k) in SHAPES {
+            let weights = copies(&stream, ty, n, k, &bytes)?;
             for tokens in [32, 128, 512, 2048] {
-                let (acts, mut y) = quantised(&stream, &quantiser, tokens, *k, block, *n)?;
-                let us = time_us(&stream, 8, |i| {
-                    product.quantised(
-                        &stream,
-                        Start::After,
-                        &weights[i % weights.len()],
-                        &acts,
-                        &mut y,
-                    )
-                })?;
-                print!(
-                    " | T{tokens} {us:7.1} us {:4.0} TOP/s",
-                    2.0 * (n * k * tokens) as f64 / us / 1e6
-                );
+                let (acts, mut y) = quantised(&stream, &quantiser, tokens, k, block, n)?;
+                print!("gemm {:<7} {n:>5}x{k:<5} T{tokens:<4}", ty.name());
+                // The one that is chosen, then each.
+                for name in std::iter::once(None).chain(product.many().into_iter().map(Some)) {
+                    let us = time_us(&stream, 8, |i| {
+                        let w = &weights[i % weights.len()];
+                        product.quantised_by(name, &stream, Start::After, w, &acts, &mut y)
+                    })?;
+                    print!(
+                        " | {} {us:.1} us {:.0} TOP/s",
+                        name.unwrap_or("chosen"),
+                        2.0 * (n * k * tokens) as f64 / us / 1e6
+                    );
+                }
+                println!();
             }
-            println!();
         }
     }
     for block in [32, 256] {

@@ -1,12 +1,15 @@
 //! How the kernels cut their work into thread blocks. Sizes that kernels have fixed are named as in `product.cuh`.
 
 use gguf::TensorType;
-use quant::product::CHUNK;
+use quant::product::{CHUNK, has_min};
 
-use crate::device::Properties;
+use crate::device::{Properties, WGMMA_COMPUTE};
 
 /// Threads of a multiprocessor, on every device from 8.0 on at least.
 const THREADS_MAX: usize = 1536;
+
+/// Shared memory of a thread block at most, on devices of 9.0.
+const SHARED_MAX: usize = 232_448;
 
 /// Registers of a multiprocessor.
 const REGISTERS: usize = 65536;
@@ -46,28 +49,83 @@ impl Room {
     }
 }
 
-/// `struct Gemm`.
+/// In which layout a kernel reads activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reads {
+    /// As `acts.cu` writes them.
+    Blocks,
+    /// As `gemm_acts.cu` arranges them.
+    Arranged,
+}
+
+/// `struct Gemm`, `struct ManyStage`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ManyCut {
     pub(super) threads: usize,
     pub(super) shared_bytes: usize,
+    pub(super) reads: Reads,
     rows: usize,
     columns: usize,
-    /// How long an output takes, next to one of a wide thread block.
+    /// How long an output takes, in percent of one of `gemm_wide`, where thread blocks are many.
     slowness: usize,
 }
 
 impl ManyCut {
-    pub(super) fn wide(ty: TensorType, compute: (u32, u32)) -> Self {
-        if compute >= (9, 0) {
-            Self::of(ty, (2, 4), (5, 4), 1)
+    /// The kernels for many columns, by their names.
+    pub(super) fn all(ty: TensorType, compute: (u32, u32)) -> Vec<(&'static str, Self)> {
+        let (wide, narrow) = (Self::wide(ty, compute), Self::narrow(ty));
+        let wide = ("gemm_wide", wide);
+        let narrow = ("gemm_narrow", narrow);
+        if compute != WGMMA_COMPUTE {
+            return vec![wide, narrow];
+        }
+        if ty.block_len() == 256 {
+            vec![
+                ("gemm_2x128", Self::groups(ty, 2, 128, 66)),
+                ("gemm_3x64", Self::groups(ty, 3, 64, 78)),
+                ("gemm_2x64", Self::groups(ty, 2, 64, 87)),
+                narrow,
+            ]
         } else {
-            Self::of(ty, (2, 4), (2, 2), 1)
+            vec![wide, ("gemm_3x112", Self::groups(ty, 3, 112, 86)), narrow]
         }
     }
 
-    pub(super) fn narrow(ty: TensorType) -> Self {
-        Self::of(ty, (4, 1), (1, 4), 2)
+    /// The kernels of `gemm_many.cuh`: warpgroups a thread block, columns.
+    fn groups(ty: TensorType, groups: usize, columns: usize, slowness: usize) -> Self {
+        let (len, block) = (ty.block_len(), ty.block_bytes() * 16);
+        let ks = if len == 256 { 256 } else { 128 };
+        let (blocks, atoms, tiles) = (ks / len, columns / 8, 4 * groups);
+        let scales = blocks * columns * 4;
+        let sums = match (has_min(ty), len) {
+            (false, _) => 0,
+            (true, 256) => atoms * 256,
+            (true, _) => scales,
+        };
+        let stage = ks / 128 * atoms * 1024 + scales + sums + tiles * blocks * block;
+        let stage = stage.next_multiple_of(1024);
+        let totals = groups * 128 * columns / 2 * 4;
+        let stages = ((SHARED_MAX - 1024 - 256 - totals) / stage).min(8);
+        Self {
+            threads: 128 * (groups + 1),
+            shared_bytes: stages * stage + totals + 1024 + 256,
+            reads: Reads::Arranged,
+            rows: 16 * tiles,
+            columns,
+            slowness,
+        }
+    }
+
+    fn wide(ty: TensorType, compute: (u32, u32)) -> Self {
+        if compute >= (9, 0) {
+            Self::of(ty, (2, 4), (5, 4), 100)
+        } else {
+            Self::of(ty, (2, 4), (2, 2), 100)
+        }
+    }
+
+    fn narrow(ty: TensorType) -> Self {
+        Self::of(ty, (4, 1), (1, 4), 200)
     }
 
     /// Warps a thread block, pieces of 16 rows and of 8 columns a warp.
@@ -85,6 +143,7 @@ impl ManyCut {
         Self {
             threads,
             shared_bytes: stages * (a + q + d + sums) + totals + a / 16 * 4,
+            reads: Reads::Blocks,
             rows: 16 * tiles,
             columns: 8 * groups,
             slowness,
@@ -96,9 +155,10 @@ impl ManyCut {
         Self {
             threads: 256,
             shared_bytes: 0,
+            reads: Reads::Blocks,
             rows: 64,
             columns: 64,
-            slowness: 1,
+            slowness: 100,
         }
     }
 
@@ -349,10 +409,10 @@ mod tests {
                     }
                 }
                 if formats::class(ty) != Some(Class::Float) {
-                    for many in [ManyCut::wide(ty, compute), ManyCut::narrow(ty)] {
+                    for (name, many) in ManyCut::all(ty, compute) {
                         assert!(
                             many.shared_bytes <= room.shared_bytes_block,
-                            "{}: {many:?}",
+                            "{} {name}: {many:?}",
                             ty.name()
                         );
                     }

@@ -31,7 +31,12 @@ const FEW: [(usize, Passes); 8] = [
     (15, Passes::One),
     (8, Passes::Two),
 ];
-const MANY: [(usize, Passes); 3] = [(17, Passes::One), (43, Passes::Two), (150, Passes::One)];
+const MANY: [(usize, Passes); 4] = [
+    (17, Passes::One),
+    (43, Passes::Two),
+    (150, Passes::One),
+    (197, Passes::One),
+];
 
 /// The activation kernels against `quant::act`.
 pub(super) fn activations(
@@ -86,7 +91,7 @@ pub(super) fn format(
         )
     };
     let mut few = rows("product, few", "T 1..16");
-    let mut many = rows("product, many", "T 17..150");
+    let mut many = rows("product, many", "T 17..197");
     let mut decoded = rows("rows", "T 9");
     let mut together = rows("products", "T 1..8, 1 to 3 matrices, bias");
     let mut begun = rows("begin", "T 1");
@@ -114,20 +119,18 @@ pub(super) fn format(
                 if long && tokens > FEW_MAX {
                     continue;
                 }
-                let row = if tokens * passes.count() > FEW_MAX {
-                    &mut many
-                } else {
-                    &mut few
-                };
                 let x = data::activations(&mut random, tokens, k);
                 let input = Buffer::from_slice(stream, &x)?;
+                // What each kernel that takes this many columns makes of it.
+                let mut found = Vec::new();
                 let mut y = Buffer::new(stream.device(), tokens * n)?;
-                y.fill_bytes(stream, 0x55)?;
                 let wanted = if formats::class(ty) == Some(Class::Float) {
                     if passes == Passes::Two {
                         continue;
                     }
+                    y.fill_bytes(stream, 0x55)?;
                     product.float(stream, Start::After, &weights, &input, tokens, &mut y)?;
+                    found.push(("", y.to_vec(stream)?));
                     each(tokens * n, |i| {
                         dot_float(&matrix, i % n, &x[i / n * k..(i / n + 1) * k])
                     })
@@ -141,7 +144,18 @@ pub(super) fn format(
                     };
                     let mut acts = Acts::new(stream, tokens, k)?;
                     quantiser.quantise(stream, Start::After, &input, shape, &mut acts)?;
-                    product.quantised(stream, Start::Overlapped, &weights, &acts, &mut y)?;
+                    let names = if shape.columns() > FEW_MAX {
+                        product.many()
+                    } else {
+                        vec![""]
+                    };
+                    for name in names {
+                        let which = (!name.is_empty()).then_some(name);
+                        let start = Start::Overlapped;
+                        y.fill_bytes(stream, 0x55)?;
+                        product.quantised_by(which, stream, start, &weights, &acts, &mut y)?;
+                        found.push((name, y.to_vec(stream)?));
+                    }
                     let columns = columns(&x, k, block, passes);
                     each(tokens * n, |i| {
                         let of = |column: usize| dot_quantised(&matrix, i % n, &columns[column]);
@@ -151,14 +165,18 @@ pub(super) fn format(
                         }
                     })
                 };
-                for (i, (found, wanted)) in y.to_vec(stream)?.iter().zip(&wanted).enumerate() {
-                    row.compare(*found, *wanted, || {
-                        format!(
-                            "N {n}, K {k}, T {tokens}, {passes:?} pass: row {}, token {}",
-                            i % n,
-                            i / n
-                        )
-                    });
+                let row = if tokens * passes.count() > FEW_MAX {
+                    &mut many
+                } else {
+                    &mut few
+                };
+                for (name, found) in found {
+                    for (i, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+                        let (row_of, token) = (i % n, i / n);
+                        row.compare(*found, *wanted, || {
+                            format!("{name} N {n}, K {k}, T {tokens}, {passes:?} pass: row {row_of}, token {token}")
+                        });
+                    }
                 }
             }
         }

@@ -9,6 +9,9 @@ use quant::formats;
 use std::io::Read;
 use std::path::Path;
 
+/// Words that are made for a shape without a vocabulary, at most: more than any model has.
+const VOCABULARY_MAX: u64 = 1 << 20;
+
 /// A name and the bytes of its header, packed.
 macro_rules! shape {
     ($name:literal, $file:literal) => {
@@ -129,7 +132,8 @@ impl Shape {
         &self.name
     }
 
-    /// The bytes of its file before the tensor data, and what they say. A shape without a vocabulary gets one of single bytes.
+    /// The bytes of its file before the tensor data, and what they say. A shape without a vocabulary gets one of single bytes,
+    /// and of as many unused words as its embedding has room for.
     ///
     /// # Errors
     /// If it is one that no file can have.
@@ -137,7 +141,13 @@ impl Shape {
         let mut writer = Writer::new(gguf::limits::ALIGNMENT_DEFAULT)?;
         writer.set_all(&self.metadata);
         if self.metadata.get("tokenizer.ggml.tokens").is_none() {
-            let tokens = (0..=u8::MAX).map(|byte| alphabet::encode(byte).to_string());
+            let bytes = (0..=u8::MAX).map(|byte| alphabet::encode(byte).to_string());
+            let embedding = self.tensors.iter().find(|t| t.name == "token_embd.weight");
+            let rows = embedding.and_then(|t| t.dims.as_slice().get(1).copied());
+            // Some other engines want a word for every row.
+            let words = (bytes.len() as u64..rows.unwrap_or(0).min(VOCABULARY_MAX))
+                .map(|word| format!("[unused{word}]"));
+            let tokens = bytes.chain(words);
             writer.set("tokenizer.ggml.model", "gpt2")?;
             writer.set("tokenizer.ggml.pre", "default")?;
             writer.set(

@@ -210,6 +210,9 @@ impl Product {
         if columns == 0 || w.n() == 0 {
             return Ok(());
         }
+        if w.k() == 0 {
+            return y.fill_bytes(stream, 0);
+        }
         if columns <= FEW_MAX {
             let bias = None;
             return self.few(stream, start, acts, few, &mut [Output { w, bias, y }]);

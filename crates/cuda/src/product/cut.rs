@@ -365,6 +365,36 @@ mod tests {
         ),
     ];
 
+    /// What `struct ManyStage` comes to, as its compiler says.
+    #[test]
+    fn groups_have_the_shared_memory_of_their_kernels() {
+        use TensorType as T;
+        for (ty, groups, columns, bytes) in [
+            (T::Q2_K, 2, 64, 212_224),
+            (T::Q3_K, 3, 64, 201_984),
+            (T::Q4_K, 2, 128, 179_456),
+            (T::Q5_K, 3, 64, 210_176),
+            (T::Q6_K, 3, 64, 222_464),
+            (T::IQ4_XS, 2, 128, 220_416),
+            (T::IQ2_XXS, 2, 64, 213_248),
+            (T::IQ3_S, 2, 128, 211_200),
+            (T::Q4_0, 3, 112, 210_176),
+            (T::Q4_1, 3, 112, 222_464),
+            (T::Q5_1, 3, 112, 197_888),
+            (T::Q8_0, 3, 112, 216_320),
+            (T::MXFP4, 3, 112, 206_080),
+        ] {
+            let cut = ManyCut::groups(ty, groups, columns, 100);
+            assert_eq!(
+                cut.shared_bytes,
+                bytes,
+                "{} {groups} x {columns}",
+                ty.name()
+            );
+            assert_eq!(cut.threads, 128 * (groups + 1));
+        }
+    }
+
     #[test]
     fn every_format_fits_every_device() {
         for &ty in formats::supported() {

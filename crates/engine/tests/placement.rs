@@ -296,7 +296,7 @@ fn smollm2_is_the_same_over_a_long_past() {
 }
 
 /// Windows of one, two and four blocks with all beyond in host memory; rings of 1, 2 and 8 slots; nothing, a third and all of the tail
-/// attended by the CPU; prompts cut so that chunks cross blocks.
+/// attended by the CPU, or what a gate makes of it; prompts cut so that chunks cross blocks.
 fn placed_anywhere(name: &str, reference: &str, kvs: &[KvType], groups: usize, n_last: usize) {
     let _alone = alone();
     let path = common::model_path(name);
@@ -319,6 +319,8 @@ fn placed_anywhere(name: &str, reference: &str, kvs: &[KvType], groups: usize, n
                 tail_blocks: 100,
                 staging_slots: slots,
                 kv_share: share,
+                // With and without, by turns.
+                is_gated: share == 1.0,
             };
             let cut = if slots == 2 {
                 Cut::Ubatch(200)

@@ -34,6 +34,8 @@ pub struct Placing {
     pub staging_slots: usize,
     /// The part of the tail that the CPU attends for generated tokens, 0 to 1.
     pub kv_share: f64,
+    /// Whether that is where to begin only: measurements while running keep it, change it or drop it.
+    pub is_gated: bool,
 }
 
 impl Placing {
@@ -43,6 +45,7 @@ impl Placing {
         tail_blocks: 0,
         staging_slots: 0,
         kv_share: 0.0,
+        is_gated: false,
     };
 
     /// Whether a context of so many cells may have some in host memory.
@@ -116,6 +119,7 @@ pub(crate) struct Cache<B: Backend> {
     ring_spans: Vec<Reached>,
     /// What the step before attended.
     spans_before: [Vec<Reached>; 2],
+    is_unusual: bool,
     /// What the stores had moved when the step in work was planned.
     moves: (u64, u64),
     /// Work space: what a step streams.
@@ -177,6 +181,7 @@ impl<B: Backend> Cache<B> {
             generated: false,
             again: false,
             spans_before: [Vec::new(), Vec::new()],
+            is_unusual: false,
             moves: (0, 0),
             full_spans: Vec::new(),
             ring_spans: Vec::new(),
@@ -257,13 +262,29 @@ impl<B: Backend> Cache<B> {
         std::mem::swap(ring, &mut self.ring_spans);
         let moves = (self.full.moves(), self.ring.moves());
         self.plan();
+        let has_moved = moves != std::mem::replace(&mut self.moves, moves);
+        self.is_unusual = has_moved || !was_generated;
         self.again = generated
-            && was_generated
-            && moves == std::mem::replace(&mut self.moves, moves)
+            && !self.is_unusual
             && self.full_spans == self.spans_before[0]
             && self.ring_spans == self.spans_before[1]
             && self.full_spans.iter().all(|span| span.how == How::Device);
         Ok(())
+    }
+
+    /// Whether the step in work does what others do not: it is the first after a prompt, or something had to be given memory, or moved, for it.
+    pub(crate) fn is_unusual(&self) -> bool {
+        self.is_unusual
+    }
+
+    /// Whether there are groups in host memory that the CPU can take.
+    pub(crate) fn has_tail(&self) -> bool {
+        self.whole_groups(self.sequence()) > 0
+    }
+
+    /// Changes the part of the tail that the CPU attends.
+    pub(crate) fn set_share(&mut self, share: f64) {
+        self.kv_share = share;
     }
 
     /// Whether the step in work attends what the step before attended, and writes where that wrote, all of it in device memory.
@@ -404,16 +425,20 @@ impl<B: Backend> Cache<B> {
 
     /// The groups that the CPU attends: its share of those that are in host memory as a whole, the first ones.
     fn cpu_groups(&self, sequence: &Sequence) -> Range<usize> {
+        let whole = self.whole_groups(sequence);
+        0..(whole as f64 * self.kv_share).round() as usize
+    }
+
+    /// Groups that are in host memory as a whole, from the first on.
+    fn whole_groups(&self, sequence: &Sequence) -> usize {
         if self.full.in_host() == 0 {
-            return 0..0;
+            return 0;
         }
         let on_device = sequence
             .full
             .iter()
             .find(|&(_, id)| self.full.is_on_device(id));
-        let whole = on_device.map_or(0, |(block, _)| block) / GROUP;
-        let share = (whole as f64 * self.kv_share).round();
-        0..share as usize
+        on_device.map_or(0, |(block, _)| block) / GROUP
     }
 
     /// Turns the tokens' queries `q` `[T, H, C]` and stores their cells of a layer, made of `k` `[T, K, C]` and `v` `[T, K, C]`, which need

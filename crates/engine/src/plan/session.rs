@@ -119,7 +119,7 @@ pub fn plan(
         type_k: ty(plan.type_k),
         type_v: ty(plan.type_v),
         ubatch: usize::try_from(request.n_ubatch).unwrap_or(usize::MAX),
-        placing: placing(&plan),
+        placing: placing(&plan, request.kv_share.is_none()),
         rotate: asked.rotate,
         device: asked.device,
     };
@@ -201,8 +201,8 @@ pub fn needs_rates(
     needs_profile(&request, &model, &memory)
 }
 
-/// Where a plan has the cells.
-fn placing(plan: &Plan) -> Placing {
+/// Where a plan has the cells. `is_gated`: the CPU's share is the plan's, not asked for.
+fn placing(plan: &Plan, is_gated: bool) -> Placing {
     let layout = &plan.layout;
     if layout.tail_cells == 0 {
         return Placing::RESIDENT;
@@ -213,6 +213,7 @@ fn placing(plan: &Plan) -> Placing {
         tail_blocks: whole(layout.tail_cells / BLOCK_CELLS),
         staging_slots: whole(layout.staging_slots),
         kv_share: plan.cpu_share,
+        is_gated,
     }
 }
 

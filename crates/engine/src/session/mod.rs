@@ -9,6 +9,7 @@ pub use crate::kv::file::SessionFileError;
 pub use crate::kv::{Placing, Spread};
 pub use crate::model::ComputeDevice;
 pub use cpu::attention::KvType;
+pub use place::gate::Verdict;
 
 use crate::backend::{Backend, CELLS, Cpu, Cuda, KvShape, LOGIT_ROWS, Rotation};
 use crate::error::Error;
@@ -16,8 +17,10 @@ use crate::kv::Cache;
 use crate::kv::file::Origin;
 use crate::model::{Config, Model};
 use forward::Work;
+use place::gate::Gate;
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
+use std::time::Instant;
 
 /// The context that is taken when none is asked for, if the model was trained with at least as much.
 pub const N_CTX_DEFAULT: usize = 8192;
@@ -126,16 +129,28 @@ struct Run<B: Backend> {
     backend: B,
     cache: Cache<B>,
     work: Work<B>,
+    /// Whether the CPU's share of the tail is worth having.
+    gate: Option<Gate>,
 }
 
+/// The least change of the CPU's share that is tried: about a group of blocks of a tail of some thousand cells.
+const SHARE_STEP: f64 = 0.1;
+
 impl<B: Backend> Run<B> {
-    fn new(mut backend: B, cache: Cache<B>, ubatch: usize) -> Result<Self, Error> {
+    fn new(
+        mut backend: B,
+        cache: Cache<B>,
+        ubatch: usize,
+        placing: &Placing,
+    ) -> Result<Self, Error> {
         backend.make_slots(cache.slots(), cache.shape().block_bytes())?;
         let work = Work::new(&backend, ubatch)?;
+        let is_gated = placing.is_gated && cache.slots() > 0 && placing.kv_share > 0.0;
         Ok(Self {
             backend,
             cache,
             work,
+            gate: is_gated.then(|| Gate::new(placing.kv_share, SHARE_STEP)),
         })
     }
 
@@ -151,6 +166,7 @@ impl<B: Backend> Run<B> {
             backend,
             cache,
             work,
+            ..
         } = self;
         let mut rest = tokens;
         while !rest.is_empty() {
@@ -190,7 +206,13 @@ impl<B: Backend> Run<B> {
             backend,
             cache,
             work,
+            gate,
         } = self;
+        let gate = gate.as_mut().filter(|_| cache.has_tail());
+        if let Some(gate) = &gate {
+            cache.set_share(gate.share());
+        }
+        let start = Instant::now();
         cache.begin(backend, 1, true)?;
         backend.step(cache.n(), token, cache.is_again(), |backend| {
             work.forward(backend, model, cache, rotation, &[token]);
@@ -198,6 +220,15 @@ impl<B: Backend> Run<B> {
         });
         backend.finish()?;
         cache.advance(1);
+        match gate {
+            // It paid for more than itself.
+            Some(gate) if cache.is_unusual() => gate.skip(),
+            Some(gate) => {
+                let reading = gate.read(start.elapsed().as_secs_f64() * 1e3);
+                tracing::debug!(target: "gate", position = cache.n() - 1, ?reading);
+            }
+            None => {}
+        }
         Ok(())
     }
 }
@@ -246,13 +277,13 @@ impl<'m> Session<'m> {
                 let cache = Cache::new(c, shape, n_ctx, ubatch, placing);
                 let in_parts = cache.slots() > 0;
                 let backend = Cpu::new(model, &shape, ubatch, n_ctx, in_parts).map_err(memory)?;
-                On::Cpu(Box::new(Run::new(backend, cache, ubatch)?))
+                On::Cpu(Box::new(Run::new(backend, cache, ubatch, &placing)?))
             }
             ComputeDevice::Cuda(ordinal) => {
                 let cache = Cache::new(c, shape, n_ctx, ubatch, placing);
                 let cpu_shares = cache.slots() > 0 && placing.kv_share > 0.0;
                 let backend = Cuda::new(model, ordinal, &shape, ubatch, n_ctx, cpu_shares)?;
-                On::Cuda(Box::new(Run::new(backend, cache, ubatch)?))
+                On::Cuda(Box::new(Run::new(backend, cache, ubatch, &placing)?))
             }
         };
         Ok(Self {
@@ -300,6 +331,11 @@ impl<'m> Session<'m> {
     /// Bytes of what streaming needs beside that.
     pub fn staging_bytes(&self) -> u64 {
         on!(&self.run, run => run.backend.staging_bytes())
+    }
+
+    /// What the gate has found of the CPU's share of the tail, if it has decided.
+    pub fn gate_verdict(&self) -> Option<Verdict> {
+        on!(&self.run, run => run.gate.as_ref().and_then(Gate::verdict))
     }
 
     /// Where the cells that are there lie now.

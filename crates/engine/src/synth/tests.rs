@@ -268,6 +268,7 @@ fn random_cells_are_the_same_wherever_they_lie() {
                     tail_blocks: 6,
                     staging_slots: 2,
                     kv_share,
+                    is_gated: false,
                 };
                 let (spilled, host_bytes) = after(placing, 1);
                 assert!(host_bytes > 0, "{arch}");

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Args;
 use engine::model::Model;
 use engine::plan::session::{DeviceTaken, Taken};
-use engine::session::{Session, Wanted};
+use engine::session::{Session, Verdict, Wanted};
 use engine::synth::Recipe;
 use serde::Serialize;
 
@@ -142,6 +142,8 @@ struct Report {
     cases: Vec<Measured>,
     memory: Taken,
     device_memory: Option<DeviceTaken>,
+    /// Whether the CPU's share of spilled cells is worth having, where that was measured.
+    gate: Option<Verdict>,
 }
 
 #[derive(Serialize)]
@@ -197,6 +199,7 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         cases: measured,
         memory,
         device_memory: loaded.device_taken(&session)?,
+        gate: session.gate_verdict(),
     };
     if common.json {
         print_json(&report)
@@ -303,6 +306,16 @@ fn text(report: &Report) -> String {
         ]
     }));
     text += &table(&rows, &[1, 2, 3, 4, 5]);
+    text += &match report.gate {
+        Some(Verdict {
+            shares: true,
+            amount,
+        }) => format!("\nthe CPU's share of spilled cells is kept: {amount:.2}\n"),
+        Some(_) => {
+            "\nthe CPU's share of spilled cells is dropped: tokens were faster without\n".to_owned()
+        }
+        None => String::new(),
+    };
     text
 }
 

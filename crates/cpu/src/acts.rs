@@ -24,13 +24,51 @@ pub struct Acts {
     block: usize,
     tokens: usize,
     k: usize,
+    q: Buffer<i8>,
+    d: Buffer<f32>,
+    ds: Buffer<f32>,
+    sum32: Buffer<i32>,
+    sum16: Buffer<i16>,
+}
+
+/// Quantised activations of some tokens, as kernels read them.
+#[derive(Debug, Clone, Copy)]
+pub struct ActsView<'a> {
+    block: usize,
+    tokens: usize,
+    k: usize,
     height: usize,
-    pub(crate) q: Buffer<i8>,
-    pub(crate) d: Buffer<f32>,
+    pub(crate) q: &'a [i8],
+    pub(crate) d: &'a [f32],
     /// Blocks of 32: `d * sum`, what formats with an offset multiply it with.
-    pub(crate) ds: Buffer<f32>,
-    pub(crate) sum32: Buffer<i32>,
-    pub(crate) sum16: Buffer<i16>,
+    pub(crate) ds: &'a [f32],
+    pub(crate) sum32: &'a [i32],
+    pub(crate) sum16: &'a [i16],
+}
+
+/// Some rows of [`Acts`] that are multiplied by themselves: an expert's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Segment {
+    /// The first row, a multiple of [`TILE`].
+    pub(crate) first: usize,
+    /// Rows: tokens times passes.
+    pub(crate) rows: usize,
+}
+
+impl Segment {
+    fn height(self) -> usize {
+        if self.rows < TILE { 1 } else { TILE }
+    }
+
+    /// Tiles of tokens, each written by one thread.
+    pub(crate) fn tiles(self) -> usize {
+        self.rows.div_ceil(self.height())
+    }
+
+    /// Rows with those that fill the last tile up.
+    fn padded(self) -> usize {
+        self.tiles() * self.height()
+    }
 }
 
 impl Acts {
@@ -45,7 +83,6 @@ impl Acts {
             block: BLOCK32,
             tokens: 0,
             k: 0,
-            height: 1,
             q: Buffer::new(tokens * k)?,
             d: Buffer::new(tokens * k / BLOCK32)?,
             ds: Buffer::new(tokens * k / BLOCK32)?,
@@ -66,6 +103,183 @@ impl Acts {
         self.tokens
     }
 
+    /// All of them.
+    pub fn view(&self) -> ActsView<'_> {
+        self.segment(Segment {
+            first: 0,
+            rows: self.tokens,
+        })
+    }
+
+    /// Those of one segment.
+    pub(crate) fn segment(&self, segment: Segment) -> ActsView<'_> {
+        let Self { block, k, .. } = *self;
+        let (first, rows) = (segment.first, segment.padded());
+        let scales = first * (k / block)..(first + rows) * (k / block);
+        let halves = block / BLOCK256 * 16;
+        ActsView {
+            block,
+            tokens: segment.rows,
+            k,
+            height: segment.height(),
+            q: &self.q[first * k..(first + rows) * k],
+            d: &self.d[scales.clone()],
+            ds: &self.ds[scales.clone()],
+            sum32: &self.sum32[scales.clone()],
+            sum16: &self.sum16[scales.start * halves..scales.end * halves],
+        }
+    }
+
+    /// Makes room for segments of `rows` rows in all, of `k` values in blocks of `block`, in the place of what was here.
+    ///
+    /// # Panics
+    /// If the room is too small, or `k` is not whole blocks.
+    pub(crate) fn write(&mut self, rows: usize, k: usize, block: usize) -> Writer<'_> {
+        assert!(block == BLOCK32 || block == BLOCK256, "blocks of {block}");
+        assert_eq!(k % block, 0, "rows of {k} values in blocks of {block}");
+        let room = rows.next_multiple_of(TILE) * k;
+        assert!(
+            room <= self.q.len(),
+            "{rows} rows of {k} values in a room of {}",
+            self.q.len()
+        );
+        (self.block, self.tokens, self.k) = (block, rows, k);
+        Writer {
+            block,
+            k,
+            q: Shared::new(&mut self.q),
+            d: Shared::new(&mut self.d),
+            ds: Shared::new(&mut self.ds),
+            sum32: Shared::new(&mut self.sum32),
+            sum16: Shared::new(&mut self.sum16),
+        }
+    }
+
+    /// Quantises `x`, `[tokens, k]`, in blocks of `block` (32 or 256), over the pool. With two passes the second pass of
+    /// token `t` is row `tokens + t`.
+    ///
+    /// # Panics
+    /// If the room is too small, or `k` is not whole blocks.
+    pub fn quantise(
+        &mut self,
+        pool: &Pool,
+        isa: Isa,
+        x: &[f32],
+        tokens: usize,
+        block: usize,
+        passes: Passes,
+    ) {
+        let k = x.len() / tokens;
+        assert_eq!(x.len(), tokens * k, "values of {tokens} tokens");
+        let rows = tokens * passes.count();
+        let writer = self.write(rows, k, block);
+        let all = Segment { first: 0, rows };
+        // SAFETY: each tile is written once.
+        let tile = |tile| unsafe { writer.quantise(isa, all, tile, x, passes) };
+        spread(pool, all.tiles(), rows * k, tile);
+    }
+}
+
+/// Below some thousand values a fork costs more than it saves.
+pub(crate) fn spread(pool: &Pool, items: usize, values: usize, f: impl Fn(usize) + Sync) {
+    if values < 8192 {
+        (0..items).for_each(f);
+    } else {
+        pool.run(items, f);
+    }
+}
+
+/// Writes segments, tile by tile, on any thread.
+pub(crate) struct Writer<'a> {
+    block: usize,
+    k: usize,
+    q: Shared<'a, i8>,
+    d: Shared<'a, f32>,
+    ds: Shared<'a, f32>,
+    sum32: Shared<'a, i32>,
+    sum16: Shared<'a, i16>,
+}
+
+impl Writer<'_> {
+    /// # Safety
+    /// Nobody else may have this tile.
+    unsafe fn tile(&self, segment: Segment, tile: usize) -> TileOut<'_> {
+        let (height, blocks) = (segment.height(), self.k / self.block);
+        let first = segment.first + tile * height;
+        let (scales, n) = (first * blocks, height * blocks);
+        let halves = self.block / BLOCK256 * 16;
+        // SAFETY: rows of one tile lie together, and the tile is the caller's alone.
+        unsafe {
+            TileOut {
+                first: tile * height,
+                height,
+                unit: unit(self.block),
+                q: self.q.part(first * self.k, height * self.k),
+                d: self.d.part(scales, n),
+                ds: self.ds.part(scales, n),
+                sum32: self.sum32.part(scales, n),
+                sum16: self.sum16.part(scales * halves, n * halves),
+            }
+        }
+    }
+
+    /// Quantises tile `tile` of a segment whose tokens have the values `x`, pass by pass.
+    ///
+    /// # Safety
+    /// Each tile of a segment may be written by one thread only, and segments may not overlap.
+    pub(crate) unsafe fn quantise(
+        &self,
+        isa: Isa,
+        segment: Segment,
+        tile: usize,
+        x: &[f32],
+        passes: Passes,
+    ) {
+        // SAFETY: the caller's promise.
+        let mut out = unsafe { self.tile(segment, tile) };
+        quantise_tile(isa, x, self.k, self.block, passes.count(), &mut out);
+    }
+
+    /// Fills tile `tile` of a segment whose row `r` is row `rows[r]` of `from`.
+    ///
+    /// # Safety
+    /// As [`Writer::quantise`].
+    pub(crate) unsafe fn gather(
+        &self,
+        segment: Segment,
+        tile: usize,
+        from: &ActsView<'_>,
+        rows: impl Fn(usize) -> usize,
+    ) {
+        assert_eq!(
+            (self.block, self.k),
+            (from.block, from.k),
+            "rows of one kind"
+        );
+        // SAFETY: the caller's promise.
+        let mut out = unsafe { self.tile(segment, tile) };
+        for row in 0..out.height {
+            let r = out.first + row;
+            let from_row = (r < segment.rows).then(|| rows(r));
+            match self.block {
+                BLOCK32 => out.copy::<32>(row, from, from_row),
+                _ => out.copy::<64>(row, from, from_row),
+            }
+        }
+    }
+}
+
+/// Codes that lie together.
+fn unit(block: usize) -> usize {
+    if block == BLOCK32 { 32 } else { 64 }
+}
+
+impl ActsView<'_> {
+    /// Rows of codes: tokens times passes.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
     /// Values a token.
     pub fn k(&self) -> usize {
         self.k
@@ -76,23 +290,21 @@ impl Acts {
         self.block
     }
 
+    #[inline(always)]
     pub(crate) fn height(&self) -> usize {
         self.height
     }
 
+    #[inline(always)]
     pub(crate) fn blocks(&self) -> usize {
         self.k / self.block
-    }
-
-    fn unit(&self) -> usize {
-        if self.block == BLOCK32 { 32 } else { 64 }
     }
 
     /// Where token `t`'s codes begin in `q`; value `k` (a multiple of the unit) lies `k * height` further.
     #[inline(always)]
     pub(crate) fn q_base(&self, t: usize) -> usize {
         let (tile, row) = (t / self.height, t % self.height);
-        tile * self.height * self.k + row * self.unit()
+        tile * self.height * self.k + row * unit(self.block)
     }
 
     /// Where value `k` (a multiple of the unit) of token `t` lies in `q`.
@@ -114,73 +326,9 @@ impl Acts {
         self.d_base(t) + b * self.height
     }
 
-    /// Quantises `x`, `[tokens, k]`, in blocks of `block` (32 or 256), over the pool. With two passes the second pass of
-    /// token `t` is row `tokens + t`.
-    ///
-    /// # Panics
-    /// If the room is too small, or `k` is not whole blocks.
-    pub fn quantise(
-        &mut self,
-        pool: &Pool,
-        isa: Isa,
-        x: &[f32],
-        tokens: usize,
-        block: usize,
-        passes: Passes,
-    ) {
-        let k = x.len() / tokens;
-        assert!(block == BLOCK32 || block == BLOCK256, "blocks of {block}");
-        assert_eq!(k % block, 0, "rows of {k} values in blocks of {block}");
-        assert_eq!(x.len(), tokens * k, "values of {tokens} tokens");
-        let rows = tokens * passes.count();
-        let room = rows.next_multiple_of(TILE) * k;
-        assert!(
-            room <= self.q.len(),
-            "{rows} rows of {k} values in a room of {}",
-            self.q.len()
-        );
-        (self.block, self.tokens, self.k) = (block, rows, k);
-        self.height = if rows < TILE { 1 } else { TILE };
-        let (height, blocks, unit) = (self.height, self.blocks(), self.unit());
-        let tiles = rows.div_ceil(height);
-        let (q, d) = (Shared::new(&mut self.q), Shared::new(&mut self.d));
-        let (ds, sum32, sum16) = (
-            Shared::new(&mut self.ds),
-            Shared::new(&mut self.sum32),
-            Shared::new(&mut self.sum16),
-        );
-        let tile = |tile: usize| {
-            let scales = tile * height * blocks;
-            // SAFETY: each tile writes its own part of every buffer.
-            let mut out = unsafe {
-                TileOut {
-                    first: tile * height,
-                    passes: passes.count(),
-                    height,
-                    unit,
-                    q: q.part(tile * height * k, height * k),
-                    d: d.part(scales, height * blocks),
-                    ds: ds.part(scales, height * blocks),
-                    sum32: sum32.part(scales, height * blocks),
-                    sum16: sum16.part(
-                        scales * 16 * (block / BLOCK256),
-                        height * blocks * 16 * (block / BLOCK256),
-                    ),
-                }
-            };
-            quantise_tile(isa, x, k, block, &mut out);
-        };
-        // Below some thousand values a fork costs more than it saves.
-        if rows * k < 8192 {
-            (0..tiles).for_each(tile)
-        } else {
-            pool.run(tiles, tile)
-        }
-    }
-
     /// One token in the form of the definition.
     pub fn row(&self, t: usize) -> ActRow {
-        let unit = self.unit();
+        let unit = unit(self.block);
         let units = (0..self.k).step_by(unit);
         ActRow {
             block: self.block,
@@ -198,7 +346,6 @@ impl Acts {
 struct TileOut<'a> {
     /// First row.
     first: usize,
-    passes: usize,
     height: usize,
     unit: usize,
     q: &'a mut [i8],
@@ -208,14 +355,56 @@ struct TileOut<'a> {
     sum16: &'a mut [i16],
 }
 
+impl TileOut<'_> {
+    /// Copies row `t` of `from` to row `row`; `None`: zeros.
+    fn copy<const UNIT: usize>(&mut self, row: usize, from: &ActsView<'_>, t: Option<usize>) {
+        let height = self.height;
+        let (units, blocks) = (from.k / UNIT, from.blocks());
+        let Some(t) = t else {
+            for u in 0..units {
+                self.q[(u * height + row) * UNIT..][..UNIT].fill(0);
+            }
+            for at in (0..blocks).map(|b| b * height + row) {
+                (self.d[at], self.ds[at], self.sum32[at]) = (0.0, 0.0, 0);
+                if from.block == BLOCK256 {
+                    self.sum16[at * 16..][..16].fill(0);
+                }
+            }
+            return;
+        };
+        let base = from.q_base(t);
+        for u in 0..units {
+            let codes: &[i8; UNIT] = from.q[base + u * UNIT * from.height..]
+                .first_chunk()
+                .expect("whole units");
+            self.q[(u * height + row) * UNIT..][..UNIT].copy_from_slice(codes);
+        }
+        for b in 0..blocks {
+            let (to, at) = (b * height + row, from.d_at(t, b));
+            self.d[to] = from.d[at];
+            if from.block == BLOCK32 {
+                (self.ds[to], self.sum32[to]) = (from.ds[at], from.sum32[at]);
+            } else {
+                self.sum16[to * 16..][..16].copy_from_slice(&from.sum16[at * 16..][..16]);
+            }
+        }
+    }
+}
+
 #[inline(always)]
-fn quantise_tile_with<V: F32x16>(x: &[f32], k: usize, block: usize, out: &mut TileOut<'_>) {
+fn quantise_tile_with<V: F32x16>(
+    x: &[f32],
+    k: usize,
+    block: usize,
+    passes: usize,
+    out: &mut TileOut<'_>,
+) {
     let (height, unit, tokens) = (out.height, out.unit, x.len() / k);
     let (mut codes, mut lost) = ([0i8; BLOCK256], [0f32; BLOCK256]);
     let (codes, lost) = (&mut codes[..block], &mut lost[..block]);
     for row in 0..height {
         let pass = (out.first + row) / tokens;
-        let pass = if pass < out.passes { pass } else { 2 };
+        let pass = if pass < passes { pass } else { 2 };
         for b in 0..k / block {
             let d = if pass < 2 {
                 let x = &x[(out.first + row) % tokens * k + b * block..][..block];
@@ -253,7 +442,7 @@ fn quantise_tile_with<V: F32x16>(x: &[f32], k: usize, block: usize, out: &mut Ti
         }
     }
 }
-simd_kernel! { fn quantise_tile(x: &[f32], k: usize, block: usize, out: &mut TileOut<'_>) = quantise_tile_with; }
+simd_kernel! { fn quantise_tile(x: &[f32], k: usize, block: usize, passes: usize, out: &mut TileOut<'_>) = quantise_tile_with; }
 
 /// [`quant::act::quantise_block`] in lanes.
 #[inline(always)]
@@ -316,6 +505,7 @@ mod tests {
             for isa in Isa::available() {
                 let mut acts = Acts::new(2 * tokens, k).unwrap();
                 acts.quantise(&workers, isa, &x, tokens, block, passes);
+                let acts = acts.view();
                 for t in 0..tokens * passes.count() {
                     let token = &x[t % tokens * k..][..k];
                     let first = ActRow::new(token, block);
@@ -331,6 +521,55 @@ mod tests {
                             let at = acts.d_at(t, b) * 16;
                             let have: Vec<i32> = acts.sum16[at..at + 16].iter().map(|s| i32::from(*s)).collect();
                             prop_assert_eq!(have, sums);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn gathered_rows_are_those_that_were_quantised() {
+        let (tokens, k) = (21, 512);
+        let x: Vec<f32> = (0..tokens * k)
+            .map(|i| (i * 37 % 1009) as f32 - 500.0)
+            .collect();
+        let pool = Pool::new(1, Pinning::Free).unwrap();
+        let segments =
+            [(0, 3), (16, 17), (48, 1), (64, 16)].map(|(first, rows)| Segment { first, rows });
+        let source = |i: usize, r: usize| (i * 11 + r * 5) % tokens;
+        for block in [BLOCK32, BLOCK256] {
+            for of in [tokens, 9] {
+                let mut all = Acts::new(tokens, k).unwrap();
+                all.quantise(&pool, Isa::best(), &x[..of * k], of, block, Passes::One);
+                let mut acts = Acts::new(80, k).unwrap();
+                let writer = acts.write(80, k, block);
+                for (i, &segment) in segments.iter().enumerate() {
+                    for tile in 0..segment.tiles() {
+                        // SAFETY: one thread, each tile once.
+                        unsafe {
+                            writer.gather(segment, tile, &all.view(), |r| source(i, r) % of);
+                        }
+                    }
+                }
+                for (i, &segment) in segments.iter().enumerate() {
+                    let (got, all) = (acts.segment(segment), all.view());
+                    assert_eq!(got.tokens(), segment.rows);
+                    for r in 0..segment.rows {
+                        let t = source(i, r) % of;
+                        let (have, want) = (got.row(r), all.row(t));
+                        assert_eq!((have.q, have.d), (want.q, want.d));
+                        for b in 0..got.blocks() {
+                            let (at, from) = (got.d_at(r, b), all.d_at(t, b));
+                            if block == BLOCK32 {
+                                assert_eq!(got.sum32[at], all.sum32[from]);
+                                assert_eq!(got.ds[at], all.ds[from]);
+                            } else {
+                                assert_eq!(
+                                    got.sum16[at * 16..][..16],
+                                    all.sum16[from * 16..][..16]
+                                );
+                            }
                         }
                     }
                 }

@@ -9,6 +9,7 @@
 //! | [`pool`] | fork and join in a microsecond |
 //! | [`acts`] | activations as 8-bit blocks, laid out for the kernels |
 //! | [`product`] | weights times activations |
+//! | [`mixture`] | mixtures of experts: routing, grouped products, weighted sums |
 //! | [`attention`] | partial attention over blocks of cells, and their merge |
 //! | [`ops`] | norms, rope, gated activations, additions |
 //! | [`mem`] | aligned buffers |
@@ -19,6 +20,7 @@ pub mod attention;
 pub mod isa;
 mod math;
 pub mod mem;
+pub mod mixture;
 pub mod ops;
 pub mod pool;
 pub mod product;

@@ -53,6 +53,25 @@ pub(crate) fn silu<V: F32x16>(x: V) -> V {
     x.div(V::splat(1.0).add(e))
 }
 
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+pub(crate) fn sigmoid<V: F32x16>(x: V) -> V {
+    let e = exp(V::splat(0.0).sub(x));
+    V::splat(1.0).div(V::splat(1.0).add(e))
+}
+
+/// What [`Gate::Clamped`](crate::ops::Gate::Clamped) multiplies.
+#[inline(always)]
+pub(crate) fn clamped<V: F32x16>(gate: V, up: V) -> (V, V) {
+    let limit = V::splat(7.0);
+    let g = limit.select_lt(gate, limit, gate);
+    let u = limit.select_lt(up, limit, up);
+    let low = V::splat(-7.0);
+    let u = u.select_lt(low, low, u);
+    let e = exp(V::splat(0.0).sub(g.mul(V::splat(1.702))));
+    (g.div(V::splat(1.0).add(e)), u.add(V::splat(1.0)))
+}
+
 /// Hyperbolic tangent: an odd polynomial below 1/8 (where `1 - 2 / (e^2x + 1)` would cancel), that formula above.
 #[inline(always)]
 pub(crate) fn tanh<V: F32x16>(x: V) -> V {

@@ -82,6 +82,8 @@ pub enum Gate {
     Silu,
     /// The tanh form of GELU.
     Gelu,
+    /// `x * sigmoid(1.702 x)` of `x = min(gate, 7)`, times 1 more than `up`, which is brought within -7 and 7.
+    Clamped,
 }
 
 simd_kernel! {
@@ -91,12 +93,37 @@ simd_kernel! {
 #[inline(always)]
 fn gated_with<V: F32x16>(f: Gate, gate: &mut [f32], up: &[f32]) {
     for (gate, up) in gate.chunks_mut(16).zip(up.chunks(16)) {
-        let g = load::<V>(gate);
-        let g = match f {
-            Gate::Silu => math::silu(g),
-            Gate::Gelu => math::gelu(g),
+        let (g, u) = (load::<V>(gate), load(up));
+        let (g, u) = match f {
+            Gate::Silu => (math::silu(g), u),
+            Gate::Gelu => (math::gelu(g), u),
+            Gate::Clamped => math::clamped(g, u),
         };
-        store(g.mul(load(up)), gate);
+        store(g.mul(u), gate);
+    }
+}
+
+simd_kernel! {
+    /// `x *= sigmoid(gate)`.
+    pub fn scale_by_sigmoid(x: &mut [f32], gate: f32) = scale_by_sigmoid_with;
+}
+#[inline(always)]
+fn scale_by_sigmoid_with<V: F32x16>(x: &mut [f32], gate: f32) {
+    let factor = math::sigmoid(V::splat(gate));
+    for x in x.chunks_mut(16) {
+        store(load::<V>(x).mul(factor), x);
+    }
+}
+
+simd_kernel! {
+    /// `y = fma(w, x, y)`.
+    pub fn add_scaled(y: &mut [f32], w: f32, x: &[f32]) = add_scaled_with;
+}
+#[inline(always)]
+fn add_scaled_with<V: F32x16>(y: &mut [f32], w: f32, x: &[f32]) {
+    let w = V::splat(w);
+    for (y, x) in y.chunks_mut(16).zip(x.chunks(16)) {
+        store(w.fma(load(x), load(y)), y);
     }
 }
 
@@ -224,7 +251,7 @@ mod tests {
         result.extend(bits(&out));
         rms_norm(isa, x, None, 1e-6, &mut out);
         result.extend(bits(&out));
-        for f in [Gate::Silu, Gate::Gelu] {
+        for f in [Gate::Silu, Gate::Gelu, Gate::Clamped] {
             let mut g = x.to_vec();
             gated(isa, f, &mut g, y);
             result.extend(bits(&g));
@@ -232,6 +259,8 @@ mod tests {
         let mut z = x.to_vec();
         add(isa, &mut z, y);
         soft_cap(isa, &mut z, 30.0);
+        add_scaled(isa, &mut z, y[0], x);
+        scale_by_sigmoid(isa, &mut z, y[1]);
         scale(isa, &mut z, 1.7);
         result.extend(bits(&z));
         let head = x.len() / 2 * 2;

@@ -58,6 +58,14 @@ pub enum Error {
         /// Its type.
         found: &'static str,
     },
+    /// A tensor that must be of single precision is not.
+    #[error("tensor {name} has type {found}, expected F32")]
+    NotSingle {
+        /// Its name.
+        name: String,
+        /// Its type.
+        found: &'static str,
+    },
     /// Not enough memory.
     #[error("{what}: {source}")]
     Memory {

@@ -14,7 +14,7 @@
 //! integers are exact (32 bits suffice for every format), so they may be taken in any order. A row's result does not
 //! depend on how many rows or tokens are computed with it. `docs/arithmetic.md` says why the order is this one.
 
-use crate::act::{ActRow, BLOCK32, BLOCK256};
+use crate::act::{ActRow, BLOCK32, BLOCK256, Passes};
 use crate::formats::{self, Block32, Block256, Class};
 use crate::tile::{MAX_BLOCK_BYTES, TileMatrix};
 use gguf::TensorType;
@@ -28,6 +28,18 @@ pub fn act_block(ty: TensorType) -> Option<usize> {
         Class::Float => None,
         Class::Block32 => Some(BLOCK32),
         Class::Block256 => Some(BLOCK256),
+    }
+}
+
+/// How a down projection's activations are quantised.
+///
+/// Gated activations have heavy tails: with one scale for 256 of them 8 bits lose three times what the rest of the layer does
+/// (docs/arithmetic.md).
+pub fn down_passes(ty: TensorType) -> Passes {
+    if act_block(ty) == Some(BLOCK256) {
+        Passes::Two
+    } else {
+        Passes::One
     }
 }
 

@@ -10,7 +10,7 @@
 
 use super::avx512::{load_f32, load_i32, weigh_minima};
 use super::unpacked::{CHUNK32, CHUNK256, Chunk32, Super256, TileBlocks};
-use crate::acts::{Acts, TILE};
+use crate::acts::{ActsView, TILE};
 use crate::amx;
 use crate::mem::Shared;
 use crate::simd::array;
@@ -119,7 +119,7 @@ fn groups(tiles: Range<usize>) -> impl Iterator<Item = Range<usize>> {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn tiles32<U: Unpack32>(
     w: &TileMatrix<'_>,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
@@ -206,7 +206,7 @@ fn add_block<U: Unpack32>(
     dots: &Tile,
     chunk: &Chunk32,
     b: usize,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     d_at: usize,
 ) -> [__m512; TILE] {
     let d_a: &[f32; TILE] = acts.d[d_at..][..TILE].try_into().expect("16 scales");
@@ -273,7 +273,7 @@ impl Planes {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn tiles256<U: Unpack256>(
     w: &TileMatrix<'_>,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
@@ -338,7 +338,7 @@ fn add_super<U: Unpack256>(
     high: &Tile,
     low: &Tile,
     block: &Super256,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     d_at: usize,
 ) -> [__m512; TILE] {
     let d_a: &[f32; TILE] = acts.d[d_at..][..TILE].try_into().expect("16 scales");

@@ -14,7 +14,7 @@ use super::gemv256::{
     Blocks, Out, ahead, byte_pairs, codes, group, halves, pairs, scales, sum_pairs, twice, word,
 };
 use super::unpacked::{CHUNK32, CHUNK256};
-use crate::acts::Acts;
+use crate::acts::ActsView;
 use crate::mem::Shared;
 use crate::simd::array;
 use quant::act::BLOCK32;
@@ -190,13 +190,13 @@ impl Room {
 
 /// A chunk of some tokens' activations, as the form multiplies them.
 struct Tokens<'a> {
-    /// `[unit][token][unit bytes]`, unit as in [`Acts`].
+    /// `[unit][token][unit bytes]`, unit as in [`ActsView`].
     q: &'a [i8],
     /// Bytes from a unit to the next.
     q_step: usize,
     /// Bytes to the tokens after these, if those are read from where they are.
     next: Option<usize>,
-    /// `[block][token]`, as in [`Acts`].
+    /// `[block][token]`, as in [`ActsView`].
     d: &'a [f32],
     ds: &'a [f32],
     /// Numbers from a block to the next.
@@ -219,7 +219,7 @@ impl<'a> Tokens<'a> {
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
     fn new<U: Codes, const N: usize>(
-        acts: &'a Acts,
+        acts: &'a ActsView<'a>,
         t: usize,
         first: usize,
         blocks: usize,
@@ -469,7 +469,7 @@ struct Chunk32 {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn tiles32<U: Unpack32>(
     w: &TileMatrix<'_>,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
@@ -616,7 +616,7 @@ impl Chunk256 {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn tiles256<U: Unpack256>(
     w: &TileMatrix<'_>,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {

@@ -1,7 +1,7 @@
 //! Quantised products with AVX-512 VNNI: 16 rows a register, a group of 4 values a lane.
 
 use super::unpacked::{CHUNK32, CHUNK256, Chunk32, Super256, TileBlocks};
-use crate::acts::Acts;
+use crate::acts::ActsView;
 use crate::mem::Shared;
 use crate::simd::array;
 use quant::lanes::{Unpack32, Unpack256};
@@ -83,7 +83,7 @@ macro_rules! by_tokens {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn tiles32<U: Unpack32>(
     w: &TileMatrix<'_>,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
@@ -106,7 +106,7 @@ fn tokens32<U: Unpack32, const N: usize>(
     chunk: &Chunk32,
     first: usize,
     n: usize,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     t: usize,
     out: Out<'_>,
 ) {
@@ -156,7 +156,7 @@ fn tokens32<U: Unpack32, const N: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn tiles256<U: Unpack256>(
     w: &TileMatrix<'_>,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
@@ -187,7 +187,7 @@ fn tokens256<U: Unpack256, const N: usize>(
     blocks: &TileBlocks<'_>,
     chunk: &[Super256],
     first: usize,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     t: usize,
     out: Out<'_>,
 ) {
@@ -248,7 +248,7 @@ fn tokens256<U: Unpack256, const N: usize>(
 /// `fma(f32(sum of minima times sums of activations), -(dmin * d_a), acc)`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
-fn subtract_min(block: &Super256, acts: &Acts, d_at: usize, acc: __m512) -> __m512 {
+fn subtract_min(block: &Super256, acts: &ActsView<'_>, d_at: usize, acc: __m512) -> __m512 {
     let sums = acts.sum16[d_at * 16..][..16].try_into().expect("16 sums");
     let pairs = array!([_mm512_setzero_si512(); 8], |i| load_i32(
         &block.min_pairs[i]

@@ -4,7 +4,7 @@
 //! 16 registers; what they read of a block then lies in the first-level cache.
 
 use super::unpacked::TileBlocks;
-use crate::acts::Acts;
+use crate::acts::ActsView;
 use crate::mem::{ALIGN as LINE, Plain, Shared, fetch_ahead};
 use crate::simd::array;
 use gguf::TensorType;
@@ -103,7 +103,7 @@ struct Bases<const N: usize> {
 }
 
 impl<const N: usize> Bases<N> {
-    fn new(acts: &Acts) -> Self {
+    fn new(acts: &ActsView<'_>) -> Self {
         Self {
             q: array!([0; N], |t| acts.q_base(t)),
             d: array!([0; N], |t| acts.d_base(t)),
@@ -116,7 +116,7 @@ impl<const N: usize> Bases<N> {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn tiles32<U: Unpack32>(
     w: &TileMatrix<'_>,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
@@ -126,7 +126,7 @@ pub(super) fn tiles32<U: Unpack32>(
 #[target_feature(enable = "avx2,fma,f16c")]
 fn tiles32_of<U: Unpack32, const N: usize>(
     w: &TileMatrix<'_>,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
@@ -154,7 +154,7 @@ fn tiles32_of<U: Unpack32, const N: usize>(
 fn block32<U: Unpack32, const N: usize>(
     block: &[u8],
     half: usize,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     at: &Bases<N>,
     b: usize,
     mut acc: [__m256; N],
@@ -183,7 +183,7 @@ fn block32<U: Unpack32, const N: usize>(
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn tiles256<U: Unpack256>(
     w: &TileMatrix<'_>,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
@@ -193,7 +193,7 @@ pub(super) fn tiles256<U: Unpack256>(
 #[target_feature(enable = "avx2,fma,f16c")]
 fn tiles256_of<U: Unpack256, const N: usize>(
     w: &TileMatrix<'_>,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
@@ -216,7 +216,7 @@ fn tiles256_of<U: Unpack256, const N: usize>(
 #[inline]
 fn block256<U: Unpack256, const N: usize>(
     block: &[u8],
-    acts: &Acts,
+    acts: &ActsView<'_>,
     at: &Bases<N>,
     b: usize,
     acc: &mut [[__m256; N]; 2],
@@ -303,7 +303,7 @@ pub(super) const fn pairs<U: Unpack256>() -> usize {
 /// Sums of the activations of pairs of sub-blocks, a pair of 16-bit numbers each.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-pub(super) fn sum_pairs<U: Unpack256>(acts: &Acts, d_at: usize) -> [i32; 8] {
+pub(super) fn sum_pairs<U: Unpack256>(acts: &ActsView<'_>, d_at: usize) -> [i32; 8] {
     let sums: &[i16; 16] = acts.sum16[d_at * 16..][..16].try_into().expect("16 sums");
     // SAFETY: 16 sums are there.
     let mut pairs = unsafe { _mm256_loadu_si256(sums.as_ptr().cast()) };
@@ -532,7 +532,7 @@ pub(super) fn twice(scale: &[i8; ROWS], half: usize) -> __m256i {
 
 /// A token's codes of one run.
 #[inline(always)]
-pub(super) fn run_of(acts: &Acts, at: usize) -> &[i8; 32] {
+pub(super) fn run_of<'a>(acts: &'a ActsView<'_>, at: usize) -> &'a [i8; 32] {
     acts.q[at..at + 32].try_into().expect("32 codes")
 }
 

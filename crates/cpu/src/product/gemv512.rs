@@ -5,7 +5,7 @@
 
 use super::avx512::{Out, dot_pair, group, load, load_f32, load_i8};
 use super::unpacked::TileBlocks;
-use crate::acts::Acts;
+use crate::acts::ActsView;
 use crate::mem::Shared;
 use crate::simd::array;
 use gguf::TensorType;
@@ -34,7 +34,7 @@ macro_rules! tokens {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn tiles32<U: Unpack32>(
     w: &TileMatrix<'_>,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
@@ -44,7 +44,7 @@ pub(super) fn tiles32<U: Unpack32>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn tiles32_of<U: Unpack32, const N: usize>(
     w: &TileMatrix<'_>,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
@@ -69,7 +69,7 @@ fn tiles32_of<U: Unpack32, const N: usize>(
 #[inline]
 fn block32<U: Unpack32, const N: usize>(
     block: &[u8],
-    acts: &Acts,
+    acts: &ActsView<'_>,
     b: usize,
     mut acc: [__m512; N],
 ) -> [__m512; N] {
@@ -107,7 +107,7 @@ fn block32<U: Unpack32, const N: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn tiles256<U: Unpack256>(
     w: &TileMatrix<'_>,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
@@ -117,7 +117,7 @@ pub(super) fn tiles256<U: Unpack256>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn tiles256_of<U: Unpack256, const N: usize>(
     w: &TileMatrix<'_>,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
@@ -141,7 +141,7 @@ fn tiles256_of<U: Unpack256, const N: usize>(
 #[inline]
 fn block256<U: Unpack256, const N: usize>(
     blocks: &mut TileBlocks<'_>,
-    acts: &Acts,
+    acts: &ActsView<'_>,
     b: usize,
     mut acc: [__m512; N],
 ) -> [__m512; N] {
@@ -214,7 +214,7 @@ fn block256<U: Unpack256, const N: usize>(
 /// What the codes' bias adds to the dot of each sub-block, negative.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 #[inline]
-fn bias_sums<U: Unpack256>(acts: &Acts, d_at: usize) -> [i32; 16] {
+fn bias_sums<U: Unpack256>(acts: &ActsView<'_>, d_at: usize) -> [i32; 16] {
     let sums: &[i16; 16] = acts.sum16[d_at * 16..][..16].try_into().expect("16 sums");
     let mut bias = [0; 16];
     if U::SUB32 {
@@ -316,6 +316,6 @@ fn load_u8(x: &[u8; 16]) -> __m512i {
 
 /// A token's codes of one run.
 #[inline(always)]
-fn run_of(acts: &Acts, at: usize) -> &[i8; 32] {
+fn run_of<'a>(acts: &'a ActsView<'_>, at: usize) -> &'a [i8; 32] {
     acts.q[at..at + 32].try_into().expect("32 codes")
 }

@@ -30,7 +30,7 @@ mod unpacked;
 #[cfg(test)]
 mod tests;
 
-use crate::acts::Acts;
+use crate::acts::ActsView;
 use crate::isa::Isa;
 use crate::mem::Shared;
 use crate::pool::Pool;
@@ -72,19 +72,21 @@ pub struct Operand<'a> {
     /// Values a token.
     pub k: usize,
     /// In blocks of 32, if any weights are of class `Block32`.
-    pub acts32: Option<&'a Acts>,
+    pub acts32: Option<ActsView<'a>>,
     /// In blocks of 256, if any weights are of class `Block256`.
-    pub acts256: Option<&'a Acts>,
+    pub acts256: Option<ActsView<'a>>,
 }
 
 impl Operand<'_> {
-    fn acts(&self, block: usize) -> &Acts {
+    fn acts(&self, block: usize) -> &ActsView<'_> {
         let acts = if block == quant::act::BLOCK32 {
-            self.acts32
+            &self.acts32
         } else {
-            self.acts256
+            &self.acts256
         };
-        let acts = acts.expect("the operand has the blocks that its weights read");
+        let acts = acts
+            .as_ref()
+            .expect("the operand has the blocks that its weights read");
         assert_eq!(
             (acts.tokens(), acts.k(), acts.block()),
             (self.tokens, self.k, block),
@@ -112,45 +114,96 @@ pub fn products(pool: &Pool, isa: Isa, operand: &Operand<'_>, tasks: &mut [Task<
     let per_item = tiles_an_item(pool, tiles, operand.tokens).max(1);
     let jobs: Vec<Job<'_>> = tasks
         .iter_mut()
+        .map(|task| Job::new(*operand, task.w, task.out, per_item))
+        .collect();
+    run(pool, isa, &jobs);
+}
+
+/// A product of a group in which each has activations of its own.
+#[derive(Debug)]
+pub struct OwnTask<'a> {
+    /// Activations.
+    pub operand: Operand<'a>,
+    /// Weights `[N, K]`.
+    pub w: TileMatrix<'a>,
+    /// Result `[tokens, N]`.
+    pub out: &'a mut [f32],
+}
+
+/// What a tile of weights costs before it is multiplied, in tokens that it is multiplied with.
+const TILE_TOKENS: usize = 8;
+
+/// Computes products of different activations over the pool, in one fork: those of a mixture's experts.
+///
+/// # Panics
+/// If shapes do not agree or an operand lacks a form that its weights read.
+pub fn own_products(pool: &Pool, isa: Isa, tasks: &mut [OwnTask<'_>]) {
+    let cost = |task: &OwnTask<'_>| TILE_TOKENS + task.operand.tokens;
+    let all: usize = tasks.iter().map(|t| t.w.tiles() * cost(t)).sum();
+    let item = all.div_ceil(pool.threads() * ITEMS_A_THREAD);
+    let jobs: Vec<Job<'_>> = tasks
+        .iter_mut()
         .map(|task| {
-            assert_eq!(
-                task.w.k(),
-                operand.k,
-                "columns of the weights and values a token"
-            );
-            assert_eq!(
-                task.out.len(),
-                operand.tokens * task.w.n(),
-                "outputs of {} tokens",
-                operand.tokens
-            );
-            Job {
-                w: task.w,
-                out: Shared::new(task.out),
-            }
+            let tiles = (item / cost(task)).max(1);
+            // AMX multiplies tiles two by two.
+            let pairs = task.operand.tokens >= crate::acts::TILE;
+            let per_item = tiles.next_multiple_of(if pairs { 2 } else { 1 });
+            Job::new(task.operand, task.w, task.out, per_item)
         })
         .collect();
-    let items = |job: &Job<'_>| job.w.tiles().div_ceil(per_item);
-    let n_items = jobs.iter().map(items).sum();
+    run(pool, isa, &jobs);
+}
+
+fn run(pool: &Pool, isa: Isa, jobs: &[Job<'_>]) {
+    let n_items = jobs.iter().map(Job::items).sum();
     pool.run(n_items, |mut item| {
-        for job in &jobs {
-            if item < items(job) {
-                let tiles = item * per_item..job.w.tiles().min((item + 1) * per_item);
-                return job.run(isa, operand, tiles);
+        for job in jobs {
+            if item < job.items() {
+                let first = item * job.per_item;
+                let end = job.w.tiles().min(first + job.per_item);
+                return job.run(isa, first..end);
             }
-            item -= items(job);
+            item -= job.items();
         }
     });
 }
 
 /// A task while it runs.
 struct Job<'a> {
+    operand: Operand<'a>,
     w: TileMatrix<'a>,
     out: Shared<'a, f32>,
+    /// Tiles of a work item.
+    per_item: usize,
 }
 
-impl Job<'_> {
-    fn run(&self, isa: Isa, operand: &Operand<'_>, tiles: Range<usize>) {
+impl<'a> Job<'a> {
+    fn new(operand: Operand<'a>, w: TileMatrix<'a>, out: &'a mut [f32], per_item: usize) -> Self {
+        assert_eq!(
+            w.k(),
+            operand.k,
+            "columns of the weights and values a token"
+        );
+        assert_eq!(
+            out.len(),
+            operand.tokens * w.n(),
+            "outputs of {} tokens",
+            operand.tokens
+        );
+        Self {
+            operand,
+            w,
+            out: Shared::new(out),
+            per_item,
+        }
+    }
+
+    fn items(&self) -> usize {
+        self.w.tiles().div_ceil(self.per_item)
+    }
+
+    fn run(&self, isa: Isa, tiles: Range<usize>) {
+        let operand = &self.operand;
         match class(self.w.ty()).expect("a tile matrix has a supported format") {
             Class::Float => match isa {
                 Isa::Scalar => self.scalar(operand.tokens, tiles, |row, t| {
@@ -173,7 +226,7 @@ impl Job<'_> {
         }
     }
 
-    fn quantised(&self, isa: Isa, acts: &Acts, tiles: Range<usize>, class: Class) {
+    fn quantised(&self, isa: Isa, acts: &ActsView<'_>, tiles: Range<usize>, class: Class) {
         let is32 = class == Class::Block32;
         let (w, out) = (&self.w, &self.out);
         match isa {

@@ -1,6 +1,7 @@
 //! Every kernel against the definition, bit for bit, on random weights and activations.
 
 use super::*;
+use crate::acts::Acts;
 use crate::pool::Pinning;
 use gguf::TensorType;
 use quant::act::{ActRow, Passes};
@@ -108,7 +109,7 @@ fn compare(w: &TileMatrix<'_>, x: &[f32], wild: bool) {
             acts.quantise(&pool, isa, x, tokens, block, Passes::One);
             acts
         });
-        let of = |block| acts.as_ref().filter(|a| a.block() == block);
+        let of = |block| acts.as_ref().map(Acts::view).filter(|a| a.block() == block);
         let operand = Operand {
             x,
             tokens,
@@ -202,8 +203,8 @@ fn a_group_of_products_shares_one_fork() {
         x: &x,
         tokens,
         k,
-        acts32: Some(&a32),
-        acts256: Some(&a256),
+        acts32: Some(a32.view()),
+        acts256: Some(a256.view()),
     };
     let shapes = [
         (TensorType::Q5_0, 48),

@@ -3,10 +3,11 @@
 use super::{Added, At, Attending, Backend, CELLS, LOGIT_ROWS, Placed, Turn, down_passes};
 use crate::error::Error;
 use crate::model::rope::Frequencies;
-use crate::model::{Linear, Model, Vector};
+use crate::model::{Linear, Mixture, Model, Shared, Vector};
 use cpu::acts::Acts;
 use cpu::attention::{KvShape, Params, Partials, Span, Step, append, attend};
 use cpu::mem::{Buffer, OutOfMemory};
+use cpu::mixture::{Mixer, Shape as MixtureShape};
 use cpu::product::{Operand, Task, products};
 use cpu::{Pool, ops};
 use gguf::TensorType;
@@ -26,6 +27,8 @@ pub(crate) struct Cpu<'m> {
     /// Cosines and sines of the chunk's positions, for layers without and with a window.
     angles: [Angles; 2],
     partials: Partials,
+    /// What mixtures are computed in, where the model has any.
+    mixer: Option<Mixer>,
     slots: Vec<Buffer<u8>>,
     /// Normed outputs of the last layer `[LOGIT_ROWS, D]`.
     last: Buffer<f32>,
@@ -43,7 +46,15 @@ impl<'m> Cpu<'m> {
         in_parts: bool,
     ) -> Result<Self, OutOfMemory> {
         let c = model.config();
-        let widest = c.ff.max(c.width).max(c.heads * c.head_v);
+        let widest = c.common_ff().max(c.width).max(c.heads * c.head_v);
+        let mixer = c.experts.as_ref().map(|experts| {
+            let shape = MixtureShape {
+                width: c.width,
+                ff: experts.ff,
+                routing: experts.routing,
+            };
+            Mixer::new(shape, ubatch)
+        });
         let carried = if in_parts { ubatch } else { 0 };
         Ok(Self {
             model,
@@ -54,6 +65,7 @@ impl<'m> Cpu<'m> {
                 Angles::new(&model.rope_windowed, ubatch)?,
             ],
             partials: Partials::new(shape, c.heads, n_ctx, carried)?,
+            mixer: mixer.transpose()?,
             slots: Vec::new(),
             last: Buffer::new(LOGIT_ROWS * c.width)?,
             logits: Buffer::new(2 * LOGIT_ROWS.min(ubatch) * c.n_vocab)?,
@@ -83,6 +95,32 @@ impl Cpu<'_> {
         products(&model.pool, model.isa, &operand, &mut tasks);
         for (linear, task) in linears.into_iter().zip(tasks) {
             add_bias(model, linear, task.out);
+        }
+    }
+}
+
+impl Cpu<'_> {
+    /// What the shared expert gives, as much as each token takes of it.
+    fn share(
+        &mut self,
+        shared: &Shared,
+        tokens: usize,
+        normed: &Buffer<f32>,
+        gate: &mut Buffer<f32>,
+        up: &mut Buffer<f32>,
+        delta: &mut Buffer<f32>,
+    ) {
+        let (model, width) = (self.model, self.model.config().width);
+        let ffn = &shared.ffn;
+        let outputs = [(&ffn.gate, &mut *gate), (&ffn.up, &mut *up)];
+        self.project(normed, tokens, outputs);
+        self.down(&ffn.down, tokens, gate, up, delta);
+        if let Some(taken) = &shared.gate {
+            self.project(normed, tokens, [(taken, &mut *up)]);
+            let delta = &mut delta[..tokens * width];
+            model.pool.rows(delta, width, |t, delta| {
+                ops::scale_by_sigmoid(model.isa, delta, up[t]);
+            });
         }
     }
 }
@@ -128,7 +166,9 @@ impl Backend for Cpu<'_> {
     fn bytes(&self) -> u64 {
         let angles: u64 = self.angles.iter().map(Angles::bytes).sum();
         let logits = (size_of_val(&*self.last) + size_of_val(&*self.logits)) as u64;
-        self.acts32.bytes() + self.acts256.bytes() + self.partials.bytes() + angles + logits
+        let mixer = self.mixer.as_ref().map_or(0, Mixer::bytes);
+        let acts = self.acts32.bytes() + self.acts256.bytes();
+        acts + self.partials.bytes() + mixer + angles + logits
     }
 
     fn staging_bytes(&self) -> u64 {
@@ -292,6 +332,7 @@ impl Backend for Cpu<'_> {
             window,
             position,
             tokens,
+            layer,
             ..
         } = *attending;
         let params = Params {
@@ -299,7 +340,7 @@ impl Backend for Cpu<'_> {
             scale: c.attention_scale,
             soft_cap: c.attention_soft_cap,
             window,
-            sinks: None,
+            sinks: model.layers[layer].sinks.as_deref(),
         };
         let spans: Vec<Span<'_>> = spans
             .iter()
@@ -350,9 +391,10 @@ impl Backend for Cpu<'_> {
         delta: &mut Buffer<f32>,
     ) {
         let (model, c) = (self.model, self.model.config());
-        let gate = &mut gate[..tokens * c.ff];
-        model.pool.rows(gate, c.ff, |t, gate| {
-            ops::gated(model.isa, c.gate, gate, &up[t * c.ff..(t + 1) * c.ff]);
+        let (ff, gate_function) = (down.w.k(), c.gate);
+        let gate = &mut gate[..tokens * ff];
+        model.pool.rows(gate, ff, |t, gate| {
+            ops::gated(model.isa, gate_function, gate, &up[t * ff..(t + 1) * ff]);
         });
         let passes = down_passes(down);
         let (acts32, acts256) = (&mut self.acts32, &mut self.acts256);
@@ -368,6 +410,37 @@ impl Backend for Cpu<'_> {
             ops::add(model.isa, first, &second[..tokens * c.width]);
         }
         add_bias(model, down, first);
+    }
+
+    fn mix(
+        &mut self,
+        mixture: &Mixture,
+        tokens: usize,
+        scores: &Buffer<f32>,
+        normed: &Buffer<f32>,
+        gate: &mut Buffer<f32>,
+        up: &mut Buffer<f32>,
+        delta: &mut Buffer<f32>,
+    ) {
+        let (model, c) = (self.model, self.model.config());
+        match &mixture.shared {
+            Some(shared) => self.share(shared, tokens, normed, gate, up, delta),
+            None => delta[..tokens * c.width].fill(0.0),
+        }
+        let Self {
+            acts32,
+            acts256,
+            mixer,
+            ..
+        } = self;
+        let mixer = mixer.as_mut().expect("a model with mixtures has one");
+        let x = &normed[..tokens * c.width];
+        let types = mixture.experts[0].inputs().map(|w| w.ty());
+        let operand = quantise(model, acts32, acts256, x, tokens, &types, Passes::One);
+        let scores = &scores[..tokens * mixture.experts.len()];
+        mixer.route(&model.pool, model.isa, scores);
+        let expert = |e: usize| mixture.experts[e].view(&model.weights);
+        mixer.add(&model.pool, model.isa, c.gate, &operand, expert, delta);
     }
 
     fn add(
@@ -492,11 +565,11 @@ fn quantise<'a>(
             .any(|&ty| act_block(ty) == Some(block))
             .then(|| {
                 acts.quantise(&model.pool, model.isa, x, tokens, block, passes);
-                &*acts
+                acts.view()
             })
     };
     let (acts32, acts256) = (fill(acts32, BLOCK32), fill(acts256, BLOCK256));
-    let rows = acts32.or(acts256).map_or(tokens, Acts::tokens);
+    let rows = acts32.or(acts256).map_or(tokens, |acts| acts.tokens());
     Operand {
         x,
         tokens: rows,

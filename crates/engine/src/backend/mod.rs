@@ -4,6 +4,8 @@
 //! operations read and write, and *host memory*, which they reach by copies, or through the CPU where it lies. On the CPU both are
 //! main memory, and what separates them is a budget: so everything that places blocks runs, and is tested, without a device.
 //!
+//! A mixture of experts is one coarse operation, so that a backend may have experts wherever it likes.
+//!
 //! Operations take effect in the order of the calls. A backend may return from one before it is done, as long as
 //! [`logits`](Backend::logits), [`save`](Backend::save) and the like see its effect. What fails is told by [`finish`](Backend::finish).
 
@@ -15,9 +17,8 @@ pub(crate) use self::cuda::Cuda;
 pub(crate) use ::cpu::attention::{CELLS, GROUP, KvShape, Step};
 
 use crate::error::Error;
-use crate::model::{Layer, Linear, Model, Vector};
-use quant::act::{BLOCK256, Passes};
-use quant::product::act_block;
+use crate::model::{Layer, Linear, Mixture, Model, Vector};
+use quant::act::Passes;
 use std::fmt::Debug;
 use std::ops::Range;
 
@@ -215,6 +216,19 @@ pub(crate) trait Backend: Debug + Sized {
         up: &Self::Array,
         delta: &mut Self::Array,
     );
+    /// The way through a mixture of experts and out of it: what the experts that `scores` `[T, E]` choose, and the shared one, give of
+    /// `normed` `[T, D]`, weighted and summed, to `delta` `[T, D]`, whose room is twice that. `gate` and `up` `[T, F]` are work space.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    fn mix(
+        &mut self,
+        mixture: &Mixture,
+        tokens: usize,
+        scores: &Self::Array,
+        normed: &Self::Array,
+        gate: &mut Self::Array,
+        up: &mut Self::Array,
+        delta: &mut Self::Array,
+    );
     /// Adds what the last half gave to `x` `[T, D]`. `normed` is work space.
     fn add(
         &mut self,
@@ -236,13 +250,6 @@ pub(crate) trait Backend: Debug + Sized {
 pub(crate) const LOGIT_ROWS: usize = 8;
 
 /// How a down projection's activations are quantised.
-///
-/// Gated activations have heavy tails: with one scale for 256 of them 8 bits lose three times what the rest of the layer does
-/// (docs/arithmetic.md).
 fn down_passes(down: &Linear) -> Passes {
-    if act_block(down.w.ty()) == Some(BLOCK256) {
-        Passes::Two
-    } else {
-        Passes::One
-    }
+    quant::product::down_passes(down.w.ty())
 }

@@ -3,10 +3,11 @@
 use super::limits::{CONTEXT_MAX, HEAD_MAX, HEADS_MAX, LAYERS_MAX, WIDTH_MAX};
 use super::rope::{Rope, Scaling};
 use crate::error::Error;
+use cpu::mixture::{EXPERTS_MAX, Groups, Routing, Weighing};
 use cpu::ops::{Gate, RopePairs};
 use gguf::{Array, Metadata, Value};
 
-/// What the layers of a dense transformer have in common.
+/// What the layers of a transformer have in common.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// `general.architecture`.
@@ -21,8 +22,10 @@ pub struct Config {
     pub n_vocab: usize,
     /// Width D.
     pub width: usize,
-    /// Feed-forward width F.
+    /// Feed-forward width F of layers without experts.
     pub ff: usize,
+    /// Experts, if there are any.
+    pub experts: Option<Experts>,
     /// Query heads H.
     pub heads: usize,
     /// Key heads K.
@@ -53,6 +56,19 @@ pub struct Config {
     pub window: Option<usize>,
     /// Whether layer i is windowed.
     pub windowed: Vec<bool>,
+}
+
+/// Mixtures of experts of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Experts {
+    /// How tokens are routed.
+    pub routing: Routing,
+    /// Feed-forward width of an expert.
+    pub ff: usize,
+    /// Feed-forward width of what all tokens use beside that; `None`: nothing.
+    pub shared_ff: Option<usize>,
+    /// Layers from the start that have one feed-forward for all tokens.
+    pub leading_dense: usize,
 }
 
 /// Reads an architecture's keys, `ARCH.key`.
@@ -97,6 +113,14 @@ impl<'a> Keys<'a> {
             .transpose()
     }
 
+    /// A count that may be 0, which is as good as none.
+    pub(super) fn zero_or_count(&self, key: &str, max: u32) -> Result<Option<usize>, Error> {
+        match self.meta.u32(&self.name(key))? {
+            None | Some(0) => Ok(None),
+            Some(n) => self.in_range(key, n, max).map(Some),
+        }
+    }
+
     pub(super) fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
         match self.meta.f32(&self.name(key))? {
             Some(x) if !x.is_finite() => Err(self.bad(key, format!("is {x}"))),
@@ -112,7 +136,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A truth value for each of `n` layers; `None` if the key is missing or is no such list.
-    pub(super) fn flags(&self, key: &str, n: usize) -> Result<Option<Vec<bool>>, Error> {
+    fn flags(&self, key: &str, n: usize) -> Result<Option<Vec<bool>>, Error> {
         match self.meta.get(&self.name(key)) {
             Some(Value::Array(Array::Bool(flags))) if flags.len() != n => {
                 Err(self.bad(key, format!("lists {} layers, expected {n}", flags.len())))
@@ -120,6 +144,21 @@ impl<'a> Keys<'a> {
             Some(Value::Array(Array::Bool(flags))) => Ok(Some(flags.to_vec())),
             _ => Ok(None),
         }
+    }
+
+    /// Which of `n` layers have a window: files say it for each layer, or how many layers there are from one without to the next; those that
+    /// say nothing mean `pattern`.
+    pub(super) fn windowed(&self, n: usize, pattern: usize) -> Result<Vec<bool>, Error> {
+        const KEY: &str = "attention.sliding_window_pattern";
+        if let Some(flags) = self.flags(KEY, n)? {
+            return Ok(flags);
+        }
+        let pattern = self.optional_count(KEY, u32::MAX)?.unwrap_or(pattern);
+        Ok((0..n).map(|i| i % pattern < pattern - 1).collect())
+    }
+
+    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
+        Ok(self.meta.bool(&self.name(key))?)
     }
 
     pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>, Error> {
@@ -181,6 +220,7 @@ impl Config {
             n_vocab,
             width,
             ff: keys.count("feed_forward_length", WIDTH_MAX)?,
+            experts: None,
             heads,
             heads_kv,
             head_k,
@@ -197,6 +237,72 @@ impl Config {
             window: None,
             windowed: vec![false; n_layer],
         })
+    }
+
+    /// Reads what a mixture's keys say; a file that does not say how scores become weights means `weighing`.
+    pub(super) fn read_experts(
+        &mut self,
+        keys: &Keys<'_>,
+        weighing: Weighing,
+    ) -> Result<(), Error> {
+        const GATING: &str = "expert_gating_func";
+        const GROUPS: &str = "expert_group_count";
+        let experts = keys.count("expert_count", EXPERTS_MAX as u32)?;
+        let used = keys.count("expert_used_count", experts as u32)?;
+        let is_normalised = keys.bool("expert_weights_norm")?;
+        let of_chosen = is_normalised.unwrap_or(weighing == Weighing::SoftmaxOfChosen);
+        let weighing = match (keys.zero_or_count(GATING, u32::MAX)?, of_chosen) {
+            (None | Some(1), false) => Weighing::Softmax,
+            (None | Some(1), true) | (Some(3), _) => Weighing::SoftmaxOfChosen,
+            (Some(2), false) => Weighing::Sigmoid,
+            (Some(2), true) => Weighing::SigmoidOfChosen,
+            (Some(n), _) => {
+                let problem = format!(
+                    "is {n}, expected 1 (softmax), 2 (sigmoid) or 3 (softmax of the chosen)"
+                );
+                return Err(keys.bad(GATING, problem));
+            }
+        };
+        let groups = keys.zero_or_count(GROUPS, EXPERTS_MAX as u32)?;
+        let groups = groups.filter(|&n| n > 1).map(|total| {
+            let used = keys.count("expert_group_used_count", total as u32)?;
+            Ok::<_, Error>(Groups { total, used })
+        });
+        let routing = Routing {
+            experts,
+            used,
+            weighing,
+            // 0 is how some files say that there is none.
+            scale: keys
+                .f32("expert_weights_scale")?
+                .filter(|&scale| scale != 0.0)
+                .unwrap_or(1.0),
+            groups: groups.transpose()?,
+        };
+        routing
+            .check()
+            .map_err(|problem| keys.bad(GROUPS, problem))?;
+        let ff = keys.optional_count("expert_feed_forward_length", WIDTH_MAX)?;
+        let leading = keys.zero_or_count("leading_dense_block_count", LAYERS_MAX)?;
+        self.experts = Some(Experts {
+            routing,
+            ff: ff.unwrap_or(self.ff),
+            shared_ff: None,
+            leading_dense: leading.unwrap_or(0),
+        });
+        Ok(())
+    }
+
+    /// The widest feed-forward that all tokens take; 0 if there is none.
+    pub(crate) fn common_ff(&self) -> usize {
+        match &self.experts {
+            None => self.ff,
+            Some(experts) => {
+                let has_dense = experts.leading_dense > 0;
+                let dense = if has_dense { self.ff } else { 0 };
+                dense.max(experts.shared_ff.unwrap_or(0))
+            }
+        }
     }
 
     /// The window of layer `i`, if it has one.

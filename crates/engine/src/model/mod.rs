@@ -2,16 +2,18 @@
 
 pub mod arch;
 mod config;
+mod layer;
 mod limits;
 pub(crate) mod rope;
 mod weights;
 
-pub use config::Config;
+pub use config::{Config, Experts};
+pub(crate) use layer::{FeedForward, Layer, Linear, Mixture, Shared};
 pub use rope::{Rope, Scaling};
 
 use crate::error::Error;
 use crate::synth::{Generator, Recipe};
-use arch::{Arch, Presence};
+use arch::Arch;
 use cpu::Isa;
 use cpu::pool::{Pinning, Pool, default_threads};
 use gguf::{GgufFile, MapMode};
@@ -76,58 +78,6 @@ pub struct LoadProgress {
     pub total_bytes: u64,
 }
 
-/// A product's weights and what is added to its result.
-#[derive(Debug)]
-pub(crate) struct Linear {
-    pub(crate) w: Matrix,
-    pub(crate) bias: Option<Vector>,
-}
-
-/// One layer.
-#[derive(Debug)]
-pub(crate) struct Layer {
-    pub(crate) attn_norm: Vector,
-    pub(crate) q: Linear,
-    pub(crate) k: Linear,
-    pub(crate) v: Linear,
-    pub(crate) q_norm: Option<Vector>,
-    pub(crate) k_norm: Option<Vector>,
-    pub(crate) output: Linear,
-    pub(crate) post_attn_norm: Option<Vector>,
-    pub(crate) ffn_norm: Vector,
-    pub(crate) gate: Linear,
-    pub(crate) up: Linear,
-    pub(crate) down: Linear,
-    pub(crate) post_ffn_norm: Option<Vector>,
-}
-
-impl Layer {
-    fn linears(&self) -> [&Linear; 7] {
-        [
-            &self.q,
-            &self.k,
-            &self.v,
-            &self.output,
-            &self.gate,
-            &self.up,
-            &self.down,
-        ]
-    }
-
-    fn vectors(&self) -> impl Iterator<Item = &Vector> {
-        let biases = self.linears().map(|linear| linear.bias.as_ref());
-        let norms = [
-            Some(&self.attn_norm),
-            self.q_norm.as_ref(),
-            self.k_norm.as_ref(),
-            self.post_attn_norm.as_ref(),
-            Some(&self.ffn_norm),
-            self.post_ffn_norm.as_ref(),
-        ];
-        biases.into_iter().chain(norms).flatten()
-    }
-}
-
 /// A model, ready to compute.
 #[derive(Debug)]
 pub struct Model {
@@ -180,6 +130,12 @@ impl Model {
         progress: &mut (dyn FnMut(LoadProgress) + Send),
     ) -> Result<Self, Error> {
         let (arch, config) = read_arch(file)?;
+        if let (ComputeDevice::Cuda(_), Some(experts)) = (options.device, &config.experts) {
+            return Err(Error::Options(format!(
+                "a mixture of {} experts does not run on {} yet (see --device cpu)",
+                experts.routing.experts, options.device
+            )));
+        }
         let source = match options.contents {
             Contents::File => {
                 file.check_data()?;
@@ -340,7 +296,7 @@ impl Tensors {
             },
             output_norm: loader.vector("output_norm.weight", d)?,
             layers: (0..c.n_layer)
-                .map(|i| layer(loader, arch, c, i))
+                .map(|i| Layer::look(loader, arch, c, i))
                 .collect::<Result<_, _>>()?,
         })
     }
@@ -358,49 +314,4 @@ fn rope_factors(loader: &Loader<'_>, c: &Config) -> Result<Option<Vector>, Error
         });
     }
     Ok(Some(factors))
-}
-
-fn layer(loader: &Loader<'_>, arch: &Arch, c: &Config, i: usize) -> Result<Layer, Error> {
-    let name = |part: &str| format!("blk.{i}.{part}");
-    let has = |presence: Presence, part: &str| match presence {
-        Presence::Never => false,
-        Presence::Optional => loader.has(&name(part)),
-        Presence::Always => true,
-    };
-    let linear = |part: &str, k: usize, n: usize, bias: Presence| {
-        let b = format!("{part}.bias");
-        Ok::<_, Error>(Linear {
-            w: loader.matrix(&name(&format!("{part}.weight")), k, n)?,
-            bias: if has(bias, &b) {
-                Some(loader.vector(&name(&b), n)?)
-            } else {
-                None
-            },
-        })
-    };
-    let norm = |part: &str, n: usize| loader.vector(&name(part), n);
-    let optional = |presence: Presence, part: &str, n: usize| {
-        if has(presence, part) {
-            norm(part, n).map(Some)
-        } else {
-            Ok(None)
-        }
-    };
-    let parts = arch.parts;
-    let (heads, kv) = (c.heads, c.heads_kv);
-    Ok(Layer {
-        attn_norm: norm("attn_norm.weight", c.width)?,
-        q: linear("attn_q", c.width, heads * c.head_k, parts.qkv_bias)?,
-        k: linear("attn_k", c.width, kv * c.head_k, parts.qkv_bias)?,
-        v: linear("attn_v", c.width, kv * c.head_v, parts.qkv_bias)?,
-        q_norm: optional(parts.qk_norm, "attn_q_norm.weight", c.head_k)?,
-        k_norm: optional(parts.qk_norm, "attn_k_norm.weight", c.head_k)?,
-        output: linear("attn_output", heads * c.head_v, c.width, Presence::Optional)?,
-        post_attn_norm: optional(parts.post_norms, "post_attention_norm.weight", c.width)?,
-        ffn_norm: norm("ffn_norm.weight", c.width)?,
-        gate: linear("ffn_gate", c.width, c.ff, Presence::Optional)?,
-        up: linear("ffn_up", c.width, c.ff, Presence::Optional)?,
-        down: linear("ffn_down", c.ff, c.width, Presence::Optional)?,
-        post_ffn_norm: optional(parts.post_norms, "post_ffw_norm.weight", c.width)?,
-    })
 }

@@ -178,7 +178,7 @@ impl<'a> Bench<'a> {
         if let Some(block) = block {
             self.acts.quantise(pool, self.isa, x, tokens, block, passes);
         }
-        let acts = block.map(|block| (block, &self.acts));
+        let acts = block.map(|block| (block, self.acts.view()));
         let of = |wanted: bool| acts.filter(|(b, _)| (*b == BLOCK32) == wanted).map(|a| a.1);
         let operand = Operand {
             x,

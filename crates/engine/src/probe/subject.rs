@@ -264,7 +264,7 @@ fn forks(tensors: &[TensorInfo], experts_used: usize) -> Vec<Fork> {
         };
         let second = match part {
             "output" => class != Class::Float,
-            "ffn_down" => act_block(t.ty) == Some(BLOCK256),
+            "ffn_down" | "ffn_down_exps" | "ffn_down_shexp" => act_block(t.ty) == Some(BLOCK256),
             _ => false,
         };
         let copies = if t.dims.rank() > 2 { experts_used } else { 1 };

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! ids -> embedding -> for each layer: norm -> q, k, v -> rope -> append to KV -> attention over blocks
-//!     -> output projection -> add -> norm -> gated feed-forward -> add -> ... -> norm -> logits
+//!     -> output projection -> add -> norm -> gated feed-forward, or router -> experts -> add -> ... -> norm -> logits
 //! ```
 
 use crate::backend::{Added, Backend, Rotation, Turn};
 use crate::error::Error;
 use crate::kv::Cache;
-use crate::model::{Config, Layer, Model};
+use crate::model::{Config, FeedForward, Layer, Model};
 use std::ops::Range;
 
 /// What goes from operation to operation, for up to a ubatch of tokens.
@@ -32,6 +32,8 @@ pub(super) struct Work<B: Backend> {
     gate: B::Array,
     /// `[T, F]`.
     up: B::Array,
+    /// Of experts `[T, E]`, where there are any.
+    scores: Option<B::Array>,
     /// Values of all of it.
     values: usize,
 }
@@ -39,6 +41,7 @@ pub(super) struct Work<B: Backend> {
 impl<B: Backend> Work<B> {
     pub(super) fn new(backend: &B, ubatch: usize) -> Result<Self, Error> {
         let c = backend.model().config();
+        let ff = c.common_ff();
         let mut values = 0;
         let mut array = |len: usize| {
             values += len;
@@ -53,8 +56,12 @@ impl<B: Backend> Work<B> {
                 k: array(ubatch * c.heads_kv * c.head_k)?,
                 v: array(ubatch * c.heads_kv * c.head_v)?,
                 attended: array(ubatch * c.heads * c.head_v)?,
-                gate: array(ubatch * c.ff)?,
-                up: array(ubatch * c.ff)?,
+                gate: array(ubatch * ff)?,
+                up: array(ubatch * ff)?,
+                scores: match &c.experts {
+                    Some(experts) => Some(array(ubatch * experts.routing.experts)?),
+                    None => None,
+                },
                 values: 0,
             })
         };
@@ -157,16 +164,28 @@ impl<B: Backend> Work<B> {
             normed,
             gate,
             up,
+            scores,
             delta,
             ..
         } = self;
-        let added = Added {
+        let added = Some(Added {
             delta,
             norm: layer.post_attn_norm.as_ref(),
-        };
-        let outputs = [(&layer.gate, &mut *gate), (&layer.up, &mut *up)];
-        backend.enter(Some(added), &layer.ffn_norm, t, x, normed, outputs);
-        backend.down(&layer.down, t, gate, up, delta);
+        });
+        let norm = &layer.ffn_norm;
+        match &layer.ffn {
+            FeedForward::Dense(dense) => {
+                let outputs = [(&dense.gate, &mut *gate), (&dense.up, &mut *up)];
+                backend.enter(added, norm, t, x, normed, outputs);
+                backend.down(&dense.down, t, gate, up, delta);
+            }
+            FeedForward::Mixture(mixture) => {
+                let scores = scores.as_mut().expect("there is room for scores");
+                let outputs = [(&mixture.router, &mut *scores)];
+                backend.enter(added, norm, t, x, normed, outputs);
+                backend.mix(mixture, t, scores, normed, gate, up, delta);
+            }
+        }
     }
 
     /// Computes the logits of the one token that went through last.

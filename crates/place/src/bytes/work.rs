@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::BLOCK_CELLS;
 use crate::error::Error;
-use crate::model::{Form, Keeps, Model};
+use crate::model::{Experts, Form, Keeps, Layer, Model};
 
 /// Tokens whose logits are computed at a time.
 const LOGIT_ROWS: u128 = 8;
@@ -12,6 +12,8 @@ const LOGIT_ROWS: u128 = 8;
 const ACT_TILE: u128 = 16;
 /// Values that rows of quantised activations come in multiples of.
 const ACT_BLOCK: u128 = 256;
+/// Rows of experts that the CPU computes at a time, unless one expert may have more.
+const WAVE_ROWS: u128 = 1024;
 /// Bytes behind each part of quantised activations on a device, which kernels may read.
 const DEVICE_SLACK: u128 = 4096;
 /// Results of a prompt's attention that a device holds: of the spans that are done side by side, and of those before.
@@ -61,12 +63,15 @@ struct Widest {
 ///            + 4 * 2 * 2 * T * (rope_dims / 2)                    cosines and sines, layers without and with a window
 ///            + 4 * ceil(n_ctx / 256) * H * (2 + C)                partial results of one token, block by block
 /// logits       4 * 2 * min(T, 8) * V
-/// experts      4 * T * (E + used * (2 F_e + D))                   router, gate and up, unweighted outputs
+/// experts      4 * T * E + 4 * (4 * T * used + E + 1)             scores; lists of who uses what
+///            + 2 * 1.5 * R * pad256(D) + 1.5 * 2 R * pad256(F_e)   tokens of experts, and what they gate, in blocks
+///            + 4 * R * (2 F_e + 2 D)                              gate and up, outputs in two passes
 /// ```
 ///
 /// A quantised activation takes 1.5 bytes: its code, and for every 32 of them two `f32` and one `i32`, for every 16 one `i16`.
-/// `q`, `k`, `v` and `out` are the widest of all layers; F is the widest of dense layers and all shared experts together.
-/// Mixtures do not run yet, so `experts` is what the design asks for; nor does linear attention, whose own buffers are not in it.
+/// `q`, `k`, `v` and `out` are the widest of all layers; F is the widest of layers without experts and all shared experts together.
+/// R = max(pad16(T), min(16 * T * used, 1024)) rows are computed at a time (`cpu::mixture`). Linear attention does not run yet: its own buffers
+/// are not in it.
 ///
 /// # Errors
 /// If `n_ctx` or `n_ubatch` is 0, or the bytes are more than 64 bits hold.
@@ -74,20 +79,20 @@ pub fn work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<WorkBytes,
     let s = Sizes::of(model, n_ctx, n_ubatch)?;
     let Sizes { t, w, .. } = &s;
     let activations = product(&[4, sum([product(&[*t, s.row]), Ok(LOGIT_ROWS * s.width)])?])?;
-    let acts = |tokens: u128| {
+    let acts = |tokens: u128, width: u128| {
         let tokens = tokens.next_multiple_of(ACT_TILE);
-        let values = product(&[tokens, s.widest.next_multiple_of(ACT_BLOCK)])?;
+        let values = product(&[tokens, width.next_multiple_of(ACT_BLOCK)])?;
         // Whole blocks of 256, so halves are whole.
         sum([Ok(values), Ok(values / 2)])
     };
     let scratch = sum([
-        acts((*t).max(2 * LOGIT_ROWS)),
-        acts(2 * (*t).max(LOGIT_ROWS)),
+        acts((*t).max(2 * LOGIT_ROWS), s.widest),
+        acts(2 * (*t).max(LOGIT_ROWS), s.widest),
         product(&[4, 2, 2, *t, s.pairs]),
         product(&[4, s.blocks, w.partial]),
     ])?;
     let logits = product(&[4, 2, (*t).min(LOGIT_ROWS), s.vocabulary])?;
-    s.total(activations, scratch, logits)
+    s.total(activations, scratch, logits, s.experts_on_cpu(acts)?)
 }
 
 /// The same in a device's memory, on the CUDA backend.
@@ -104,7 +109,10 @@ pub fn work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<WorkBytes,
 ///            + 4 * 2 * 2 * max(T * rope_dims / 2, 1)              cosines and sines, layers without and with a window
 ///            + 4 + 4 T + 4 H                                      position, ids, counts of a merge
 /// logits       4 * (2 * 8 D + min(T, 8) * V)                      the last rows, normed; logits (the host's copy is not here)
+/// experts      4 * T * (E + used * (2 F_e + D))                   router, gate and up, unweighted outputs
 /// ```
+///
+/// Mixtures do not run there yet: `experts` is what the design asks for.
 ///
 /// # Errors
 /// As [`work_bytes`].
@@ -131,7 +139,7 @@ pub fn device_work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<Wor
         product(&[4, 2, LOGIT_ROWS, s.width]),
         product(&[4, (*t).min(LOGIT_ROWS), s.vocabulary]),
     ])?;
-    s.total(activations, scratch, logits)
+    s.total(activations, scratch, logits, s.experts_on_device()?)
 }
 
 /// What the formulas above are made of.
@@ -148,7 +156,7 @@ struct Sizes {
     blocks: u128,
     layers: u128,
     vocabulary: u128,
-    experts: u128,
+    experts: Option<Experts>,
 }
 
 impl Sizes {
@@ -165,18 +173,14 @@ impl Sizes {
         let t = u128::from(n_ubatch.min(n_ctx));
         let width = u128::from(model.width);
         let w = widest(model)?;
-        let (shared_ff, expert_ff) = model
-            .experts
-            .map_or((0, 0), |e| (u128::from(e.shared_ff), u128::from(e.ff)));
-        let ff = u128::from(model.ff).max(shared_ff);
-        let experts = match model.experts {
-            None => 0,
-            Some(e) => {
-                let each = sum([product(&[2, expert_ff]), Ok(width)])?;
-                let row = sum([Ok(e.total.into()), product(&[e.used.into(), each])])?;
-                product(&[4, t, row])?
-            }
+        let is_dense = |layer: &Layer| layer.expert_bytes == 0;
+        let dense_ff = if model.layers.iter().any(is_dense) {
+            model.ff
+        } else {
+            0
         };
+        let shared_ff = model.experts.map_or(0, |e| e.shared_ff);
+        let ff = u128::from(dense_ff.max(shared_ff));
         Ok(Self {
             t,
             width,
@@ -188,23 +192,60 @@ impl Sizes {
                 Ok(w.out),
                 product(&[2, ff]),
             ])?,
-            widest: ff.max(width).max(w.out).max(expert_ff),
+            widest: ff.max(width).max(w.out),
             w,
             pairs: u128::from(model.rope_dims / 2),
             blocks: u128::from(n_ctx).div_ceil(BLOCK_CELLS.into()),
             layers: model.n_layer() as u128,
             vocabulary: model.n_vocab.into(),
-            experts,
+            experts: model.experts,
         })
     }
 
-    fn total(&self, activations: u128, scratch: u128, logits: u128) -> Result<WorkBytes, Error> {
-        let all = [activations, scratch, self.experts, logits];
+    /// What mixtures need on the CPU, where `acts` gives the bytes of quantised rows of some width.
+    fn experts_on_cpu(
+        &self,
+        acts: impl Fn(u128, u128) -> Result<u128, Error>,
+    ) -> Result<u128, Error> {
+        let Some(e) = self.experts else {
+            return Ok(0);
+        };
+        let (t, total, used, ff) = (self.t, e.total.into(), e.used.into(), e.ff.into());
+        let rows = product(&[ACT_TILE, t, used])?.min(WAVE_ROWS);
+        let rows = rows.max(t.next_multiple_of(ACT_TILE));
+        let lists = sum([product(&[4, t, used]), Ok(total), Ok(1)])?;
+        let values = sum([product(&[2, ff]), product(&[2, self.width])])?;
+        sum([
+            product(&[4, t, total]),
+            product(&[4, lists]),
+            acts(2 * rows, self.width),
+            acts(2 * rows, ff),
+            product(&[4, rows, values]),
+        ])
+    }
+
+    fn experts_on_device(&self) -> Result<u128, Error> {
+        let Some(e) = self.experts else {
+            return Ok(0);
+        };
+        let each = sum([product(&[2, e.ff.into()]), Ok(self.width)])?;
+        let row = sum([Ok(e.total.into()), product(&[e.used.into(), each])])?;
+        product(&[4, self.t, row])
+    }
+
+    fn total(
+        &self,
+        activations: u128,
+        scratch: u128,
+        logits: u128,
+        experts: u128,
+    ) -> Result<WorkBytes, Error> {
+        let all = [activations, scratch, experts, logits];
         Ok(WorkBytes {
             total: narrow(sum(all.map(Ok))?)?,
             activations: narrow(activations)?,
             scratch: narrow(scratch)?,
-            experts: narrow(self.experts)?,
+            experts: narrow(experts)?,
             logits: narrow(logits)?,
         })
     }

@@ -16,7 +16,7 @@ use self::weights::OnDevice;
 use super::{Added, Attending, Backend, KvShape, LOGIT_ROWS, Placed, Step, Turn, down_passes};
 use crate::error::Error;
 use crate::model::rope::Frequencies;
-use crate::model::{Linear, Model, Vector};
+use crate::model::{Linear, Mixture, Model, Vector};
 use cuda::kernel::Start;
 use cuda::ops::{Delta, Gate, Heads, Normed, Ops, Rotation as HeadRotation};
 use cuda::product::{StepRecord, Target};
@@ -436,6 +436,9 @@ impl Backend for Cuda<'_> {
             let f = match c.gate {
                 cpu::ops::Gate::Silu => Gate::Silu,
                 cpu::ops::Gate::Gelu => Gate::Gelu,
+                cpu::ops::Gate::Clamped => {
+                    unreachable!("gates of mixtures, which are refused before they are loaded")
+                }
             };
             let (stream, start) = (&b.stream, b.start);
             match act_block(down.w.ty()) {
@@ -457,6 +460,19 @@ impl Backend for Cuda<'_> {
             }
             b.products(gate, tokens, &mut [(down, delta)])
         });
+    }
+
+    fn mix(
+        &mut self,
+        _: &Mixture,
+        _: usize,
+        _: &Buffer<f32>,
+        _: &Buffer<f32>,
+        _: &mut Buffer<f32>,
+        _: &mut Buffer<f32>,
+        _: &mut Buffer<f32>,
+    ) {
+        unreachable!("a model with experts is refused before it is loaded")
     }
 
     fn add(

@@ -1,16 +1,16 @@
 //! `gemma3`: five windowed layers, then one that sees everything, with a rope of its own; norms before and after; GELU;
 //! embeddings times the square root of the width. Norm weights are stored with their 1 added.
 
-use super::{Arch, Config, Error, Keys, Parts, Presence};
+use super::{Arch, Config, Error, Keys, Parts, Presence, QkNorm};
 use crate::model::config::freq_base;
 use cpu::ops::Gate;
 
 pub(super) static ARCH: Arch = Arch {
     name: "gemma3",
     parts: Parts {
-        qkv_bias: Presence::Never,
-        qk_norm: Presence::Always,
+        qk_norm: QkNorm::EachHead,
         post_norms: Presence::Always,
+        ..Parts::PLAIN
     },
     adjust,
 };
@@ -25,7 +25,7 @@ fn adjust(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
     config.gate = Gate::Gelu;
     config.embedding_scale = (config.width as f32).sqrt();
     config.window = keys.optional_count("attention.sliding_window", u32::MAX)?;
-    config.windowed = windowed(keys, config.n_layer)?;
+    config.windowed = keys.windowed(config.n_layer, PATTERN)?;
     // Windowed layers keep the base and the positions that all Gemma models before had.
     config.rope_windowed.freq_base = freq_base(keys, "rope.freq_base_swa")?;
     config.rope_windowed.scaling = super::super::rope::Scaling::None;
@@ -35,14 +35,4 @@ fn adjust(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
     config.logit_soft_cap = keys.positive("final_logit_softcapping")?;
     config.attention_soft_cap = keys.positive("attn_logit_softcapping")?;
     Ok(())
-}
-
-/// Which layers have a window: files say it for each layer, or how many layers there are from one without to the next.
-fn windowed(keys: &Keys<'_>, n_layer: usize) -> Result<Vec<bool>, Error> {
-    const KEY: &str = "attention.sliding_window_pattern";
-    if let Some(flags) = keys.flags(KEY, n_layer)? {
-        return Ok(flags);
-    }
-    let pattern = keys.optional_count(KEY, u32::MAX)?.unwrap_or(PATTERN);
-    Ok((0..n_layer).map(|i| i % pattern < pattern - 1).collect())
 }

@@ -1,33 +1,62 @@
 //! Architectures: what each makes of its keys, and which tensors its layers have. One file each.
 //!
-//! A dense transformer's layer is always `norm, attention, add, norm, gated feed-forward, add`; the files say where the
-//! norms, biases, windows and scales are. To add an architecture, add a file and a line to `ALL`.
+//! A transformer's layer is always `norm, attention, add, norm, gated feed-forward (or a mixture of them), add`; the files say where the
+//! norms, biases, windows and scales are, and how experts are weighed. To add an architecture, add a file and a line to `ALL`.
 
 mod gemma3;
+mod gpt_oss;
 mod llama;
+mod olmoe;
 mod qwen2;
+mod qwen2moe;
 mod qwen3;
+mod qwen3moe;
 
 use super::config::{Config, Keys};
 use crate::error::Error;
 use gguf::Metadata;
 
-/// Optional parts of a layer.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// Parts of a layer that not all architectures have, or have elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parts {
     /// Biases of Q, K and V: must be there, or may be there.
     pub(crate) qkv_bias: Presence,
-    /// Norm of each Q and K head.
-    pub(crate) qk_norm: Presence,
+    /// Norms of Q and K.
+    pub(crate) qk_norm: QkNorm,
+    /// A score a query head that no cell has.
+    pub(crate) sinks: Presence,
     /// Norms after attention and after the feed-forward, before the additions.
     pub(crate) post_norms: Presence,
+    /// The name of the norm before the feed-forward.
+    pub(crate) ffn_norm: &'static str,
+}
+
+impl Parts {
+    /// None of them.
+    const PLAIN: Self = Self {
+        qkv_bias: Presence::Never,
+        qk_norm: QkNorm::None,
+        sinks: Presence::Never,
+        post_norms: Presence::Never,
+        ffn_norm: "ffn_norm.weight",
+    };
+}
+
+/// How Q and K are normed before rope.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QkNorm {
+    /// Not at all.
+    None,
+    /// Each head by itself.
+    EachHead,
+    /// A token's heads together.
+    AllHeads,
 }
 
 /// Whether a tensor is part of an architecture.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Presence {
     /// Never.
-    #[default]
     Never,
     /// In some files.
     Optional,
@@ -46,7 +75,16 @@ pub(crate) struct Arch {
 }
 
 /// All that can run.
-pub(crate) static ALL: [&Arch; 4] = [&llama::ARCH, &qwen2::ARCH, &qwen3::ARCH, &gemma3::ARCH];
+pub(crate) static ALL: [&Arch; 8] = [
+    &llama::ARCH,
+    &qwen2::ARCH,
+    &qwen2moe::ARCH,
+    &qwen3::ARCH,
+    &qwen3moe::ARCH,
+    &olmoe::ARCH,
+    &gpt_oss::ARCH,
+    &gemma3::ARCH,
+];
 
 /// The names of all that can run.
 pub fn supported() -> String {

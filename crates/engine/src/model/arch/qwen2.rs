@@ -6,8 +6,7 @@ pub(super) static ARCH: Arch = Arch {
     name: "qwen2",
     parts: Parts {
         qkv_bias: Presence::Always,
-        qk_norm: Presence::Never,
-        post_norms: Presence::Never,
+        ..Parts::PLAIN
     },
     adjust,
 };

@@ -1,13 +1,12 @@
 //! `qwen3`: each head of Q and K is normed before rope; no biases.
 
-use super::{Arch, Config, Error, Keys, Parts, Presence};
+use super::{Arch, Config, Error, Keys, Parts, QkNorm};
 
 pub(super) static ARCH: Arch = Arch {
     name: "qwen3",
     parts: Parts {
-        qkv_bias: Presence::Never,
-        qk_norm: Presence::Always,
-        post_norms: Presence::Never,
+        qk_norm: QkNorm::EachHead,
+        ..Parts::PLAIN
     },
     adjust,
 };

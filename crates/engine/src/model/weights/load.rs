@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::model::ComputeDevice;
 use cpu::mem::{ALIGN, Buffer};
 use cpu::pool::Pool;
-use gguf::TensorInfo;
+use gguf::{TensorInfo, TensorType};
 use quant::formats;
 use quant::tile::{Layout, permute_tile};
 use sha2::{Digest, Sha256};
@@ -36,6 +36,24 @@ pub(in crate::model) struct Loader<'a> {
     vectors: Cell<usize>,
     /// Of vectors, in the file and in memory.
     vector_bytes: Cell<(u64, u64)>,
+}
+
+/// Matrices of one shape, stored as one tensor.
+pub(in crate::model) struct Stack<'l, 'a> {
+    loader: &'l Loader<'a>,
+    tensor: &'a TensorInfo,
+    /// Of each.
+    bytes: u64,
+    k: usize,
+    n: usize,
+}
+
+impl Stack<'_, '_> {
+    /// Gives the `e`-th of them its place behind all matrices that have one.
+    pub(in crate::model) fn place(&self, e: usize) -> Matrix {
+        let offset = e as u64 * self.bytes;
+        self.loader.place(self.tensor, offset, self.k, self.n)
+    }
 }
 
 /// The matrices that are to be loaded.
@@ -77,6 +95,9 @@ impl<'a> Loader<'a> {
         while found.len() > expected.len() && found.last() == Some(&1) {
             found.pop();
         }
+        while found.len() < expected.len() && expected[found.len()] == 1 {
+            found.push(1);
+        }
         if found != expected {
             return Err(Error::Shape {
                 name: name.to_owned(),
@@ -90,14 +111,88 @@ impl<'a> Loader<'a> {
     /// A matrix of `n` rows of `k` values.
     pub(in crate::model) fn matrix(&self, name: &str, k: usize, n: usize) -> Result<Matrix, Error> {
         let t = self.shaped(name, &[k, n])?;
+        self.usable(t)?;
+        Ok(self.place(t, 0, k, n))
+    }
+
+    /// The same of floats, which are multiplied with values as they are.
+    pub(in crate::model) fn float_matrix(
+        &self,
+        name: &str,
+        k: usize,
+        n: usize,
+    ) -> Result<Matrix, Error> {
+        let t = self.shaped(name, &[k, n])?;
+        self.float(t)?;
+        Ok(self.place(t, 0, k, n))
+    }
+
+    /// `e` matrices of `n` rows of `k` values, stored as one tensor. Each is still to be placed.
+    pub(in crate::model) fn stack(
+        &self,
+        name: &str,
+        k: usize,
+        n: usize,
+        e: usize,
+    ) -> Result<Stack<'_, 'a>, Error> {
+        let tensor = self.shaped(name, &[k, n, e])?;
+        self.usable(tensor)?;
+        Ok(Stack {
+            loader: self,
+            tensor,
+            bytes: n as u64 * tensor.row_bytes(),
+            k,
+            n,
+        })
+    }
+
+    /// `e` vectors of `n` `f32` values, as matrices of one column: in tiles such a one is the values in a row.
+    pub(in crate::model) fn stacked_vectors(
+        &self,
+        name: &str,
+        n: usize,
+        e: usize,
+    ) -> Result<Stack<'_, 'a>, Error> {
+        let tensor = self.shaped(name, &[n, e])?;
+        if tensor.ty != TensorType::F32 {
+            return Err(Error::NotSingle {
+                name: name.to_owned(),
+                found: tensor.ty.name(),
+            });
+        }
+        Ok(Stack {
+            loader: self,
+            tensor,
+            bytes: tensor.row_bytes(),
+            k: 1,
+            n,
+        })
+    }
+
+    fn usable(&self, t: &TensorInfo) -> Result<(), Error> {
         let format = |source| Error::Format {
-            name: name.to_owned(),
+            name: t.name.clone(),
             source,
         };
-        formats::require(t.ty).map_err(format)?;
+        formats::require(t.ty).map(drop).map_err(format)
+    }
+
+    fn float(&self, t: &TensorInfo) -> Result<(), Error> {
+        if formats::class(t.ty) != Some(formats::Class::Float) {
+            return Err(Error::NotFloat {
+                name: t.name.clone(),
+                found: t.ty.name(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Gives a matrix its place behind those that have one: it is `n` rows of a tensor, from byte `offset` on.
+    fn place(&self, t: &'a TensorInfo, offset: u64, k: usize, n: usize) -> Matrix {
         let start = self.host_bytes.get();
         let job = Job {
             tensor: t,
+            offset,
             layout: Layout::of(t.ty).expect("every supported format has a layout"),
             n,
             k,
@@ -109,24 +204,19 @@ impl<'a> Loader<'a> {
         self.host_bytes.set(end);
         let mut jobs = self.jobs.borrow_mut();
         jobs.push(job);
-        Ok(Matrix {
+        Matrix {
             index: jobs.len() - 1,
             ty: t.ty,
             n,
             k,
             start,
-        })
+        }
     }
 
     /// A vector of `n` values, as `f32`.
     pub(in crate::model) fn vector(&self, name: &str, n: usize) -> Result<Vector, Error> {
         let t = self.shaped(name, &[n])?;
-        if formats::class(t.ty) != Some(formats::Class::Float) {
-            return Err(Error::NotFloat {
-                name: name.to_owned(),
-                found: t.ty.name(),
-            });
-        }
+        self.float(t)?;
         let mut bytes = vec![0; n * t.ty.block_bytes()];
         self.source.read(t, 0, &mut bytes)?;
         let mut values = vec![0.0; n];
@@ -262,7 +352,7 @@ fn fill(
         let put = sink.put(number, &piece, &mut |out| {
             ROWS.with_borrow_mut(|rows| {
                 rows.resize(out.len(), 0);
-                source.read(job.tensor, piece.at.start as u64, rows)?;
+                source.read(job.tensor, job.offset + piece.at.start as u64, rows)?;
                 digest[0] = sample(rows);
                 let tiles = out.chunks_mut(job.tile_bytes());
                 for (rows, tile) in rows.chunks(job.tile_bytes()).zip(tiles) {

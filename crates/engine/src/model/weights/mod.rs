@@ -76,17 +76,20 @@ impl Matrix {
     /// # Panics
     /// If the weights are on a device: sessions on the CPU are refused such a model.
     pub(crate) fn view<'a>(&self, weights: &'a Weights) -> TileMatrix<'a> {
+        TileMatrix::new(self.ty, self.n, self.k, self.bytes(weights))
+    }
+
+    /// The same as bytes.
+    ///
+    /// # Panics
+    /// As [`Matrix::view`].
+    pub(crate) fn bytes<'a>(&self, weights: &'a Weights) -> &'a [u8] {
         let Weights::Host(bytes) = weights else {
             unreachable!("the CPU computes with weights in host memory only");
         };
         let layout = Layout::of(self.ty).expect("loaded matrices have a layout");
         let len = self.n * (self.k / layout.block_len() * layout.block_bytes());
-        TileMatrix::new(
-            self.ty,
-            self.n,
-            self.k,
-            &bytes[self.start..self.start + len],
-        )
+        &bytes[self.start..self.start + len]
     }
 }
 

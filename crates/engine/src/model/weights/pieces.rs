@@ -12,6 +12,8 @@ pub(super) const PIECE_BYTES: usize = 1 << 20;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Job<'a> {
     pub(super) tensor: &'a TensorInfo,
+    /// Its first byte in the tensor, of which it may be a part.
+    pub(super) offset: u64,
     pub(super) layout: Layout,
     pub(super) n: usize,
     pub(super) k: usize,
@@ -60,7 +62,10 @@ pub(super) struct Pieces<'a> {
 impl<'a> Pieces<'a> {
     pub(super) fn new(jobs: &'a [Job<'a>]) -> Self {
         let mut matrices: Vec<usize> = (0..jobs.len()).collect();
-        matrices.sort_by_key(|&i| (jobs[i].tensor.part, jobs[i].tensor.offset));
+        matrices.sort_by_key(|&i| {
+            let Job { tensor, offset, .. } = &jobs[i];
+            (tensor.part, tensor.offset + offset)
+        });
         let mut len = 0;
         let order = matrices.into_iter().map(|matrix| {
             let job = &jobs[matrix];

@@ -49,6 +49,7 @@ fn jobs<'a>(source: &Source<'a>) -> Vec<Job<'a>> {
     let job = |(i, (ty, n, k)): (usize, (TensorType, usize, usize))| {
         let job = Job {
             tensor: source.tensor(&format!("{i}.weight")).unwrap(),
+            offset: 0,
             layout: Layout::of(ty).unwrap(),
             n,
             k,

@@ -17,11 +17,17 @@ static ALLOCATOR: PeakAlloc = PeakAlloc;
 /// What a session takes beside buffers: itself, the lists of its layers and sequences, and the like.
 const BESIDE_BYTES: u64 = 4096;
 
+// One test: another one beside it would allocate, too.
 #[test]
 fn planned_and_taken() {
+    check(&Sketch::sound());
+    check(&Sketch::mixture());
+}
+
+fn check(sketch: &Sketch) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    Sketch::sound().write(&path);
+    sketch.write(&path);
     let planned = describe(&GgufFile::open(&path, MapMode::Read).unwrap()).unwrap();
     let options = LoadOptions {
         threads: Some(1),

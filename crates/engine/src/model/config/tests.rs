@@ -231,9 +231,106 @@ fn rope_scaling_is_of_a_known_type() {
     }
 }
 
+/// A model of 16 experts, of which 4 are used, and some keys more.
+fn routing(arch: &str, more: &[(&str, Value)]) -> Routing {
+    let mut changes = vec![
+        ("expert_count", 16_u32.into()),
+        ("expert_used_count", 4_u32.into()),
+    ];
+    changes.extend_from_slice(more);
+    let experts = read(arch, &changes).unwrap().experts;
+    experts.expect("it has experts").routing
+}
+
 #[test]
-fn mixtures_are_refused() {
-    refused("llama", "expert_count", 8_u32, "not supported yet");
+fn experts_are_weighed_as_the_architecture_does_unless_the_file_says() {
+    for (arch, weighing) in [
+        ("llama", Weighing::SoftmaxOfChosen),
+        ("qwen2moe", Weighing::Softmax),
+        ("qwen3moe", Weighing::SoftmaxOfChosen),
+        ("olmoe", Weighing::Softmax),
+        ("gpt-oss", Weighing::SoftmaxOfChosen),
+    ] {
+        let plain = routing(arch, &[]);
+        let expected = Routing {
+            experts: 16,
+            used: 4,
+            weighing,
+            scale: 1.0,
+            groups: None,
+        };
+        assert_eq!(plain, expected, "{arch}");
+    }
+    let gating = |n: u32| ("expert_gating_func", Value::from(n));
+    let norm = |is: bool| ("expert_weights_norm", Value::from(is));
+    for (arch, keys, weighing) in [
+        ("olmoe", vec![norm(true)], Weighing::SoftmaxOfChosen),
+        ("qwen3moe", vec![norm(false)], Weighing::Softmax),
+        ("olmoe", vec![gating(0)], Weighing::Softmax),
+        ("olmoe", vec![gating(2)], Weighing::Sigmoid),
+        (
+            "olmoe",
+            vec![gating(2), norm(true)],
+            Weighing::SigmoidOfChosen,
+        ),
+        ("olmoe", vec![gating(3)], Weighing::SoftmaxOfChosen),
+    ] {
+        assert_eq!(routing(arch, &keys).weighing, weighing, "{arch} {keys:?}");
+    }
+    for (scale, read) in [(0.0_f32, 1.0), (1.0, 1.0), (2.5, 2.5)] {
+        let keys = [("expert_weights_scale", scale.into())];
+        assert_eq!(routing("llama", &keys).scale, read);
+    }
+    let groups = |total: u32, used: u32| {
+        let total = ("expert_group_count", total.into());
+        let keys = [total, ("expert_group_used_count", used.into())];
+        routing("qwen3moe", &keys).groups
+    };
+    assert_eq!(groups(4, 2), Some(Groups { total: 4, used: 2 }));
+    assert_eq!((groups(1, 1), groups(0, 0)), (None, None));
+}
+
+#[test]
+fn sizes_of_experts_and_layers_without() {
+    let of = |changes: &[(&str, Value)]| {
+        let mut all = vec![
+            ("expert_count", 8_u32.into()),
+            ("expert_used_count", 2_u32.into()),
+        ];
+        all.extend_from_slice(changes);
+        all
+    };
+    let c = read("llama", &of(&[])).unwrap();
+    assert_eq!(c.common_ff(), 0);
+    let experts = c.experts.unwrap();
+    assert_eq!(
+        (experts.ff, experts.shared_ff, experts.leading_dense),
+        (256, None, 0)
+    );
+    let own = ("expert_feed_forward_length", 64_u32.into());
+    let dense = ("leading_dense_block_count", 2_u32.into());
+    let c = read("llama", &of(&[own.clone(), dense])).unwrap();
+    assert_eq!(c.common_ff(), 256);
+    let experts = c.experts.unwrap();
+    assert_eq!((experts.ff, experts.leading_dense), (64, 2));
+    let shared = ("expert_shared_feed_forward_length", 96_u32.into());
+    let c = read("qwen2moe", &of(&[own, shared])).unwrap();
+    assert_eq!(
+        (c.common_ff(), c.experts.unwrap().shared_ff),
+        (96, Some(96))
+    );
+    // Every other layer has a window, the first among them.
+    let window = ("attention.sliding_window", 128_u32.into());
+    let c = read("gpt-oss", &of(&[window])).unwrap();
+    assert_eq!(c.window_of(0), Some(128));
+    assert_eq!((c.window_of(1), c.window_of(2)), (None, Some(128)));
+    // A dense file may say that it has no experts.
+    assert_eq!(
+        read("llama", &[("expert_count", 0_u32.into())])
+            .unwrap()
+            .experts,
+        None
+    );
 }
 
 #[test]

@@ -7,6 +7,7 @@ use super::{Files, NoticedBy, Sketch, TOKENS};
 pub(super) fn add(files: &mut Files<'_>) {
     parameters(files);
     tensors(files);
+    mixtures(files);
     tokenizers(files);
 }
 
@@ -245,12 +246,6 @@ fn parameters(files: &mut Files<'_>) {
             f32::NAN.into(),
             &["NaN"],
         ),
-        (
-            "experts",
-            "llama.expert_count",
-            8u32.into(),
-            &["is 8", "experts"],
-        ),
     ];
     for (name, key, value, says) in values {
         let says: Vec<&str> = match says.iter().any(|text| {
@@ -443,6 +438,148 @@ fn tensors(files: &mut Files<'_>) {
     files.bytes("rope-factor-0", &bytes, &["rope_freqs.weight", "holds 0"]);
     bytes[factors..factors + 4].copy_from_slice(&f32::NAN.to_le_bytes());
     files.bytes("rope-factor-nan", &bytes, &["rope_freqs.weight", "NaN"]);
+}
+
+/// Experts that are not there, or not what they should be.
+fn mixtures(files: &mut Files<'_>) {
+    type Change = fn(&mut Sketch);
+    use TensorType::{F16, F32, Q4_0, Q8_0, TQ1_0};
+    let cases: &[(&str, &[&str], Change)] = &[
+        ("experts-unused", &["llama.expert_used_count"], |s| {
+            s.remove("llama.expert_used_count");
+        }),
+        (
+            "more-experts-used",
+            &["llama.expert_used_count", "is 9"],
+            |s| {
+                s.set("llama.expert_used_count", 9u32);
+            },
+        ),
+        ("absurd-experts", &["llama.expert_count", "is 1025"], |s| {
+            s.set("llama.expert_count", 1025u32);
+        }),
+        ("no-experts", &["blk.1.ffn_gate.weight", "missing"], |s| {
+            s.set("llama.expert_count", 0u32);
+        }),
+        (
+            "more-experts",
+            &["blk.1.ffn_gate_exps.weight", "[64, 128, 8]", "[64, 128, 9]"],
+            |s| {
+                s.set("llama.expert_count", 9u32);
+            },
+        ),
+        (
+            "experts-everywhere",
+            &["blk.0.ffn_gate_exps.weight", "missing"],
+            |s| {
+                s.set("llama.leading_dense_block_count", 0u32);
+            },
+        ),
+        (
+            "groups-do-not-divide",
+            &["llama.expert_group_count", "3 groups"],
+            |s| {
+                s.set("llama.expert_group_count", 3u32);
+                s.set("llama.expert_group_used_count", 3u32);
+            },
+        ),
+        (
+            "groups-too-small",
+            &["llama.expert_group_count", "1 of 8 groups"],
+            |s| {
+                s.set("llama.expert_group_count", 8u32);
+                s.set("llama.expert_group_used_count", 1u32);
+            },
+        ),
+        ("groups-unused", &["llama.expert_group_used_count"], |s| {
+            s.set("llama.expert_group_count", 4u32);
+        }),
+        (
+            "unknown-gating",
+            &["llama.expert_gating_func", "is 7"],
+            |s| {
+                s.set("llama.expert_gating_func", 7u32);
+            },
+        ),
+        (
+            "weights-scaled-by-nan",
+            &["llama.expert_weights_scale", "NaN"],
+            |s| {
+                s.set("llama.expert_weights_scale", f32::NAN);
+            },
+        ),
+        (
+            "absurd-expert-width",
+            &["llama.expert_feed_forward_length"],
+            |s| {
+                s.set("llama.expert_feed_forward_length", u32::MAX);
+            },
+        ),
+        (
+            "router-missing",
+            &["blk.1.ffn_gate_inp.weight", "missing"],
+            |s| {
+                s.remove_tensor("blk.1.ffn_gate_inp.weight");
+            },
+        ),
+        (
+            "router-of-fewer",
+            &["blk.1.ffn_gate_inp.weight", "[64, 7]"],
+            |s| {
+                s.tensor("blk.1.ffn_gate_inp.weight", F32, &[64, 7]);
+            },
+        ),
+        (
+            "router-quantised",
+            &["blk.1.ffn_gate_inp.weight", "Q8_0", "F32"],
+            |s| {
+                s.tensor("blk.1.ffn_gate_inp.weight", Q8_0, &[64, 8]);
+            },
+        ),
+        (
+            "stack-of-fewer",
+            &["blk.1.ffn_up_exps.weight", "[64, 128, 7]"],
+            |s| {
+                s.tensor("blk.1.ffn_up_exps.weight", Q4_0, &[64, 128, 7]);
+            },
+        ),
+        (
+            "stack-flat",
+            &["blk.1.ffn_up_exps.weight", "[64, 1024]"],
+            |s| {
+                s.tensor("blk.1.ffn_up_exps.weight", Q4_0, &[64, 1024]);
+            },
+        ),
+        (
+            "stack-unsupported",
+            &["blk.1.ffn_down_exps.weight", "TQ1_0", "Q4_K"],
+            |s| {
+                s.set("llama.expert_feed_forward_length", 256u32);
+                s.tensor("blk.1.ffn_gate_exps.weight", Q4_0, &[64, 256, 8]);
+                s.tensor("blk.1.ffn_up_exps.weight", Q4_0, &[64, 256, 8]);
+                s.tensor("blk.1.ffn_down_exps.weight", TQ1_0, &[256, 64, 8]);
+            },
+        ),
+        (
+            "one-bias-missing",
+            &["blk.1.ffn_up_exps.bias", "missing"],
+            |s| {
+                s.tensor("blk.1.ffn_gate_exps.bias", F32, &[128, 8]);
+            },
+        ),
+        (
+            "bias-in-halves",
+            &["blk.1.ffn_gate_exps.bias", "F16", "F32"],
+            |s| {
+                s.tensor("blk.1.ffn_gate_exps.bias", F16, &[128, 8]);
+            },
+        ),
+    ];
+    for (name, says, change) in cases {
+        let mut sketch = Sketch::mixture();
+        change(&mut sketch);
+        files.bytes(&format!("mixture-{name}"), &sketch.bytes(), says);
+    }
 }
 
 /// Vocabularies and templates.

@@ -81,6 +81,45 @@ impl Sketch {
         sketch
     }
 
+    /// The same with experts in the second layer: 8 of them, of which a token uses 2.
+    pub fn mixture() -> Self {
+        const EXPERTS: u64 = 8;
+        const EXPERT_FF: u64 = 128;
+        let mut sketch = Self::sound();
+        for (key, n) in [
+            ("expert_count", EXPERTS as u32),
+            ("expert_used_count", 2),
+            ("expert_feed_forward_length", EXPERT_FF as u32),
+            ("leading_dense_block_count", 1),
+        ] {
+            sketch.set(&format!("llama.{key}"), n);
+        }
+        for part in ["ffn_gate", "ffn_up", "ffn_down"] {
+            sketch.remove_tensor(&format!("blk.1.{part}.weight"));
+        }
+        for (part, ty, dims) in [
+            ("ffn_gate_inp", TensorType::F32, &[WIDTH, EXPERTS][..]),
+            (
+                "ffn_gate_exps",
+                TensorType::Q4_1,
+                &[WIDTH, EXPERT_FF, EXPERTS],
+            ),
+            (
+                "ffn_up_exps",
+                TensorType::Q4_0,
+                &[WIDTH, EXPERT_FF, EXPERTS],
+            ),
+            (
+                "ffn_down_exps",
+                TensorType::Q8_0,
+                &[EXPERT_FF, WIDTH, EXPERTS],
+            ),
+        ] {
+            sketch.tensor(&format!("blk.1.{part}.weight"), ty, dims);
+        }
+        sketch
+    }
+
     fn tokenizer(&mut self) {
         let mut tokens: Vec<String> = (0..=255).map(|b| byte_char(b).to_string()).collect();
         let mut merges = Vec::new();

@@ -290,7 +290,8 @@ impl Mixer {
             let rows = parts.iter().map(|p| p.n.next_multiple_of(TILE)).sum();
             let writer = acts.write(rows, width, block);
             let tiles = Tiles::new(parts, Part::input);
-            spread(pool, tiles.n, rows * width, |item| {
+            let values = parts.iter().map(|p| p.n).sum::<usize>() * width;
+            spread(pool, tiles.n, values, |item| {
                 let (part, tile) = tiles.at(item);
                 // SAFETY: each tile of each part is one item.
                 unsafe { writer.gather(part.input(), tile, from, |r| token(part.row + r)) };

@@ -43,12 +43,10 @@ pub fn write(from: &Path, to: &Path, router: u64) {
                     .tensor(&stacked, t.ty, &dims, bytes.repeat(2))
                     .unwrap();
                 if part == "ffn_gate" {
-                    let router = t.name.replace(part, "ffn_gate_inp");
+                    let name = t.name.replace(part, "ffn_gate_inp");
                     let dims = [width, 2 * SPLIT as u64];
-                    let rows = router_rows(&router, width as usize);
-                    writer
-                        .tensor(&router, TensorType::F32, &dims, rows)
-                        .unwrap();
+                    let rows = router_rows(router, &name, width as usize);
+                    writer.tensor(&name, TensorType::F32, &dims, rows).unwrap();
                 }
             }
             "ffn_down" => {

@@ -292,14 +292,14 @@ fn experts_are_weighed_as_the_architecture_does_unless_the_file_says() {
 
 #[test]
 fn sizes_of_experts_and_layers_without() {
-    let of = |changes: &[(&str, Value)]| {
+    fn of(changes: &[(&'static str, Value)]) -> Vec<(&'static str, Value)> {
         let mut all = vec![
             ("expert_count", 8_u32.into()),
             ("expert_used_count", 2_u32.into()),
         ];
         all.extend_from_slice(changes);
         all
-    };
+    }
     let c = read("llama", &of(&[])).unwrap();
     assert_eq!(c.common_ff(), 0);
     let experts = c.experts.unwrap();

@@ -256,7 +256,9 @@ impl<'a> Reference<'a> {
         let k = stored(std::mem::take(&mut qk[1]));
         self.cells[layer].push([k, v]);
         let first = match self.kind {
-            Kind::GptOss if layer % 2 == 0 => (position + 1).saturating_sub(WINDOW as usize),
+            Kind::GptOss if layer.is_multiple_of(2) => {
+                (position + 1).saturating_sub(WINDOW as usize)
+            }
             _ => 0,
         };
         let cells = &self.cells[layer][first..];
@@ -428,7 +430,7 @@ fn devices_refuse_mixtures_before_they_are_loaded() {
     };
     let mut was_told = false;
     let refused = Model::from_file(&file, &options, &mut |_| was_told = true);
-    let message = refused.err().expect("it is refused").to_string();
+    let message = refused.expect_err("it is refused").to_string();
     assert!(
         message.contains("12 experts") && message.contains("--device cpu"),
         "{message}"

@@ -388,6 +388,7 @@ fn sinks_and_windows_are_the_same_where_cells_are_streamed() {
             tail_blocks: 8,
             staging_slots: 2,
             kv_share,
+            is_gated: false,
         };
         let found = logits(&model, &tokens, cut, placing);
         assert!(found == resident, "share {kv_share}, {cut:?}");

@@ -296,3 +296,38 @@ impl Drop for Samples {
         self.clear();
     }
 }
+
+/// Which kernels have been tested.
+pub struct Kernels(Option<ProgressBar>);
+
+impl Kernels {
+    /// Shows that testing has begun.
+    pub fn new() -> Self {
+        if !std::io::stderr().is_terminal() {
+            eprintln!("testing every kernel: a minute or two");
+            return Self(None);
+        }
+        let style =
+            ProgressStyle::with_template("testing {spinner} {elapsed} {pos} kernels, {wide_msg}")
+                .expect("the template is a constant");
+        let bar = ProgressBar::new_spinner().with_style(style);
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self(Some(bar))
+    }
+
+    /// Says what was tested last.
+    pub fn done(&self, what: String) {
+        if let Some(bar) = &self.0 {
+            bar.inc(1);
+            bar.set_message(what);
+        }
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}

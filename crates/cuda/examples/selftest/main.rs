@@ -1,12 +1,12 @@
-//! Tests every kernel on the present device, and measures with `--bench`.
+//! Tests every kernel on the present device, or those of some formats, and measures with `--bench`.
 //!
 //! `cargo run --release -p cuda --example selftest -- [--device N] [--portable] [--bench] [FORMAT...]`
 
 use std::process::ExitCode;
 
+use cuda::Device;
 use cuda::product::Target;
-use cuda::selftest::{self, Options};
-use cuda::{Device, Error};
+use cuda::selftest::{self, Failure, Options};
 use gguf::TensorType;
 
 mod bench;
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<bool, Error> {
+fn run() -> Result<bool, Failure> {
     let (mut ordinal, mut options, mut measure, mut test, mut formats) =
         (0, Options::default(), false, true, vec![]);
     let mut args = std::env::args().skip(1);
@@ -45,6 +45,7 @@ fn run() -> Result<bool, Error> {
     }
     if !formats.is_empty() {
         options.formats = formats;
+        options.others = false;
     }
     let device = Device::open(ordinal)?;
     println!("{device:?} {:?}", device.properties());

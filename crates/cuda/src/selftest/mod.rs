@@ -3,9 +3,13 @@
 //! Run by whoever doubts a driver, a card or a change of kernels.
 
 mod acts;
+mod attention;
 mod data;
 mod doorbell;
+mod elementwise;
 mod products;
+mod prompts;
+mod turn;
 
 pub use acts::compare_acts;
 
@@ -13,7 +17,7 @@ use gguf::TensorType;
 use quant::formats;
 
 use crate::device::Device;
-use crate::error::Error;
+use crate::kernel::Start;
 use crate::product::Target;
 
 /// What is tested.
@@ -25,7 +29,15 @@ pub struct Options {
     pub target: Target,
     /// Of the random inputs.
     pub seed: u64,
+    /// Whether all that is not a product is tested, too: attention, what is done to heads, element-wise operations, hand-overs.
+    pub others: bool,
 }
+
+/// What keeps a test from being run: the device, or memory and threads of the host.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// All launches may overlap what is ahead of them: so that is tested, too.
+const START: Start = Start::Overlapped;
 
 impl Default for Options {
     fn default() -> Self {
@@ -33,6 +45,7 @@ impl Default for Options {
             formats: formats::supported().to_vec(),
             target: Target::Best,
             seed: 1,
+            others: true,
         }
     }
 }
@@ -96,23 +109,65 @@ impl Row {
 }
 
 /// Runs all tests; `report` sees each row as it is done.
+///
+/// # Errors
+/// If the device refuses, or the host has no memory or threads for the definition.
 pub fn run(
     device: &Device,
     options: &Options,
     mut report: impl FnMut(&Row),
-) -> Result<Vec<Row>, Error> {
+) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
-    let stream = device.stream()?;
+    let (stream, target) = (device.stream()?, options.target);
     let mut done = |row: Row| {
         report(&row);
         rows.push(row);
     };
     products::activations(&stream, options, &mut done)?;
-    let mut random = data::Random::new(options.seed);
-    doorbell::round_trips(&stream, options.target, &mut random, &mut done)?;
-    doorbell::no_answer(&stream, options.target, &mut done)?;
     for &ty in &options.formats {
         products::format(&stream, options, ty, &mut done)?;
     }
+    if options.others {
+        elementwise::rows(device, target, &mut done)?;
+        turn::rows(&stream, target, &mut done)?;
+        attention::rows(device, target, &mut done)?;
+        prompts::rows(device, target, &mut done)?;
+        let mut random = data::Random::new(options.seed);
+        doorbell::round_trips(&stream, target, &mut random, &mut done)?;
+        doorbell::no_answer(&stream, target, &mut done)?;
+    }
     Ok(rows)
+}
+
+/// A row of all numbers of two lists.
+fn row(kernel: &'static str, format: String, shapes: String, found: &[f32], wanted: &[f32]) -> Row {
+    let mut row = Row::new(kernel, format, shapes);
+    assert_eq!(found.len(), wanted.len(), "both have the same numbers");
+    for (i, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+        row.compare(*found, *wanted, || format!("number {i}"));
+    }
+    row
+}
+
+/// Seeded numbers between -2 and 2, some of them much larger or smaller.
+fn values(n: usize, seed: u64) -> Vec<f32> {
+    let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        s = s
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (s >> 40) as f32 / (1 << 24) as f32
+    };
+    (0..n)
+        .map(|_| {
+            let x = next() * 4.0 - 2.0;
+            match (next() * 64.0) as u32 {
+                0 => x * 20.0,
+                1 => x * 1e-3,
+                2 => x * 1e-8,
+                3 => -0.0,
+                _ => x,
+            }
+        })
+        .collect()
 }

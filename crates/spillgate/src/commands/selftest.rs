@@ -10,6 +10,7 @@ use crate::cli::Common;
 use crate::failure::Advised;
 use crate::flags::{DeviceName, device};
 use crate::output::{print, print_json, table};
+use crate::progress::Kernels;
 
 /// Compares every kernel on a GPU with the definition, bit for bit
 ///
@@ -69,10 +70,14 @@ pub fn run(args: &SelftestArgs, common: &Common) -> Result<()> {
     };
     let device = Device::open(ordinal)?;
     let mut rows: Vec<Compared> = Vec::new();
+    let progress = Kernels::new();
     test(&device, &Options::default(), |row| {
+        progress.done(format!("{} {}", row.kernel, row.format));
         tracing::info!("{} {}: {} differ", row.kernel, row.format, row.differing);
         rows.push(Compared::of(row));
-    })?;
+    })
+    .map_err(anyhow::Error::from_boxed)?;
+    drop(progress);
     let report = Report {
         device: device.properties().name.clone(),
         compared: rows.iter().map(|r| r.compared).sum(),

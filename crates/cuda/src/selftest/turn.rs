@@ -1,19 +1,23 @@
 //! What is done to heads before they are attended, against `cpu::ops` and `cpu::attention`.
 
+use super::Row;
+use crate::attention::{Attention, CELLS, KvBlock, KvType, Table, Turn};
+use crate::ops::{Angles, RopePairs, Rotation};
+use crate::product::Target;
+use crate::{Buffer, Stream};
 use cpu::attention as want;
 use cpu::isa::Isa;
 use cpu::ops;
-use cuda::attention::{Attention, CELLS, KvBlock, KvType, Table, Turn};
-use cuda::ops::{Angles, RopePairs, Rotation};
-use cuda::product::Target;
-use cuda::selftest::Row;
-use cuda::{Buffer, Stream};
 
-use crate::cases::{compare_bytes, cpu_type, shape};
-use crate::{Failure, START, row, values};
+use super::attention::{compare_bytes, cpu_type, shape};
+use super::{Failure, START, row, values};
 
 /// What is done to the heads of q, k and v; and for one token, that its cell is written.
-pub fn rows(stream: &Stream, target: Target, report: &mut dyn FnMut(Row)) -> Result<(), Failure> {
+pub(super) fn rows(
+    stream: &Stream,
+    target: Target,
+    report: &mut dyn FnMut(Row),
+) -> Result<(), Failure> {
     let (isa, eps) = (Isa::best(), 1e-6);
     let mut seed = 500;
     for (c_k, c_v, type_k, type_v) in [

@@ -1,37 +1,37 @@
 //! Cells written, decode attention and its fold against `cpu::attention`.
 
+use super::{Row, compare_acts};
+use crate::attention::{
+    Attention, CELLS, GROUP, KvBlock, KvShape, KvType, Params, Part, Partials, Parts, Table,
+};
+use crate::ops::Rotation;
+use crate::product::Target;
+use crate::{Acts, Buffer, Device, Stream};
 use cpu::attention as want;
 use cpu::isa::Isa;
 use cpu::ops;
 use cpu::pool::{Pinning, Pool};
-use cuda::attention::{
-    Attention, CELLS, GROUP, KvBlock, KvShape, KvType, Params, Part, Partials, Parts, Table,
-};
-use cuda::ops::Rotation;
-use cuda::product::Target;
-use cuda::selftest::{Row, compare_acts};
-use cuda::{Acts, Buffer, Device, Stream};
 use quant::act::Passes;
 
-use crate::{Failure, START, row, values};
+use super::{Failure, START, row, values};
 
 /// One layer with a past of `n` cells, on both sides.
-pub struct Case {
-    pub shape: KvShape,
-    pub heads: usize,
-    pub n: usize,
-    pub params: Params,
-    pub sinks: Option<Vec<f32>>,
+pub(super) struct Case {
+    pub(super) shape: KvShape,
+    pub(super) heads: usize,
+    pub(super) n: usize,
+    pub(super) params: Params,
+    pub(super) sinks: Option<Vec<f32>>,
     /// `[T, H, C]` of the last tokens.
-    pub q: Vec<f32>,
-    pub k: Vec<f32>,
-    pub v: Vec<f32>,
+    pub(super) q: Vec<f32>,
+    pub(super) k: Vec<f32>,
+    pub(super) v: Vec<f32>,
     /// Cells that are not there.
-    pub removed: Vec<std::ops::Range<usize>>,
+    pub(super) removed: Vec<std::ops::Range<usize>>,
     blocks: Vec<cpu::mem::Buffer<u8>>,
 }
 
-pub fn cpu_type(ty: KvType) -> want::KvType {
+pub(super) fn cpu_type(ty: KvType) -> want::KvType {
     match ty {
         KvType::F16 => want::KvType::F16,
         KvType::Bf16 => want::KvType::Bf16,
@@ -41,7 +41,7 @@ pub fn cpu_type(ty: KvType) -> want::KvType {
 }
 
 impl Case {
-    pub fn new(shape: KvShape, gqa: usize, n: usize, seed: u64) -> Result<Self, Failure> {
+    pub(super) fn new(shape: KvShape, gqa: usize, n: usize, seed: u64) -> Result<Self, Failure> {
         let (row_k, row_v) = (shape.heads * shape.c_k, shape.heads * shape.c_v);
         let mut case = Self {
             shape,
@@ -63,7 +63,7 @@ impl Case {
         Ok(case)
     }
 
-    pub fn cpu_shape(&self) -> want::KvShape {
+    pub(super) fn cpu_shape(&self) -> want::KvShape {
         let s = &self.shape;
         want::KvShape::new(
             s.heads,
@@ -76,7 +76,7 @@ impl Case {
     }
 
     /// Writes the cells on the CPU.
-    pub fn write(&mut self) -> Result<(), Failure> {
+    pub(super) fn write(&mut self) -> Result<(), Failure> {
         let (shape, s) = (self.cpu_shape(), &self.shape);
         assert_eq!(
             shape.block_bytes(),
@@ -99,7 +99,7 @@ impl Case {
     }
 
     /// Blocks by number, and of their cells those that are there: several times the same block where cells are removed.
-    pub fn spans(&self) -> Vec<(usize, std::ops::Range<usize>)> {
+    pub(super) fn spans(&self) -> Vec<(usize, std::ops::Range<usize>)> {
         let mut spans = Vec::new();
         for i in 0..self.n.div_ceil(CELLS) {
             let mut start = 0;
@@ -118,7 +118,7 @@ impl Case {
     }
 
     /// The last token, or tokens, by the CPU.
-    pub fn wanted(&self, pool: &Pool) -> Result<Vec<f32>, Failure> {
+    pub(super) fn wanted(&self, pool: &Pool) -> Result<Vec<f32>, Failure> {
         let shape = self.cpu_shape();
         let params = want::Params {
             heads: self.heads,
@@ -154,14 +154,14 @@ impl Case {
 }
 
 /// A case's blocks on the device, in a shuffled order, with NaN where nothing is written.
-pub struct OnDevice {
+pub(super) struct OnDevice {
     slab: Buffer<u8>,
-    pub blocks: Vec<KvBlock>,
-    pub position: Buffer<u32>,
+    pub(super) blocks: Vec<KvBlock>,
+    pub(super) position: Buffer<u32>,
 }
 
 impl OnDevice {
-    pub fn new(stream: &Stream, case: &Case) -> Result<Self, Failure> {
+    pub(super) fn new(stream: &Stream, case: &Case) -> Result<Self, Failure> {
         let count = case.n.div_ceil(CELLS);
         let bytes = case.shape.block_bytes();
         let mut slab = Buffer::new(stream.device(), count * bytes)?;
@@ -190,7 +190,11 @@ impl OnDevice {
         })
     }
 
-    pub fn table(&self, stream: &Stream, which: impl Fn(usize) -> bool) -> Result<Table, Failure> {
+    pub(super) fn table(
+        &self,
+        stream: &Stream,
+        which: impl Fn(usize) -> bool,
+    ) -> Result<Table, Failure> {
         let blocks: Vec<_> = self
             .blocks
             .iter()
@@ -200,7 +204,7 @@ impl OnDevice {
         self.table_of(stream, &blocks)
     }
 
-    pub fn table_of(&self, stream: &Stream, blocks: &[KvBlock]) -> Result<Table, Failure> {
+    pub(super) fn table_of(&self, stream: &Stream, blocks: &[KvBlock]) -> Result<Table, Failure> {
         let mut table = Table::new(stream, blocks.len().max(1))?;
         // SAFETY: the slab lives as long as `self`, and tables are dropped before it.
         unsafe { table.set(stream, blocks)? };
@@ -208,7 +212,7 @@ impl OnDevice {
     }
 
     /// Writes all cells, in chunks of some tokens.
-    pub fn append(
+    pub(super) fn append(
         &self,
         stream: &Stream,
         attention: &Attention,
@@ -269,7 +273,11 @@ impl OnDevice {
     }
 }
 
-pub fn rows(device: &Device, target: Target, report: &mut dyn FnMut(Row)) -> Result<(), Failure> {
+pub(super) fn rows(
+    device: &Device,
+    target: Target,
+    report: &mut dyn FnMut(Row),
+) -> Result<(), Failure> {
     let stream = device.stream()?;
     let threads = std::thread::available_parallelism()?.get();
     let pool = Pool::new(threads, Pinning::Free)?;
@@ -358,7 +366,13 @@ pub fn rows(device: &Device, target: Target, report: &mut dyn FnMut(Row)) -> Res
     faulty(&stream, target, report)
 }
 
-pub fn shape(heads: usize, c_k: usize, c_v: usize, type_k: KvType, type_v: KvType) -> KvShape {
+pub(super) fn shape(
+    heads: usize,
+    c_k: usize,
+    c_v: usize,
+    type_k: KvType,
+    type_v: KvType,
+) -> KvShape {
     KvShape {
         heads,
         c_k,
@@ -368,11 +382,11 @@ pub fn shape(heads: usize, c_k: usize, c_v: usize, type_k: KvType, type_v: KvTyp
     }
 }
 
-pub fn types(case: &Case) -> String {
+pub(super) fn types(case: &Case) -> String {
     format!("{}/{}", case.shape.type_k.name(), case.shape.type_v.name())
 }
 
-pub fn describe(case: &Case) -> String {
+pub(super) fn describe(case: &Case) -> String {
     let (s, p) = (&case.shape, &case.params);
     let mut text = format!(
         "{}/{}x{}/{} n {}",
@@ -517,7 +531,7 @@ fn decode(
 }
 
 /// Bytes of a block; NaN halves are equal.
-pub fn compare_bytes(got: &[u8], wanted: &[u8], what: &str, row: &mut Row) {
+pub(super) fn compare_bytes(got: &[u8], wanted: &[u8], what: &str, row: &mut Row) {
     let is_nan = |b: &[u8], at: usize| {
         let two = [b[at & !1], b[at | 1]];
         half::f16::from_le_bytes(two).is_nan() || half::bf16::from_le_bytes(two).is_nan()

@@ -1,17 +1,21 @@
 //! Norms, rope, gates and additions against `cpu::ops`.
 
+use super::{Row, compare_acts};
+use crate::acts::Shape;
+use crate::ops::{Angles, Delta, Gate, Heads, Normed, Ops, RopePairs, Rotation};
+use crate::product::Target;
+use crate::{Acts, Buffer, Device, Stream};
 use cpu::isa::Isa;
 use cpu::ops as want;
-use cuda::acts::Shape;
-use cuda::ops::{Angles, Delta, Gate, Heads, Normed, Ops, RopePairs, Rotation};
-use cuda::product::Target;
-use cuda::selftest::{Row, compare_acts};
-use cuda::{Acts, Buffer, Device, Stream};
 use quant::act::Passes;
 
-use crate::{Failure, START, row, values};
+use super::{Failure, START, row, values};
 
-pub fn rows(device: &Device, target: Target, report: &mut dyn FnMut(Row)) -> Result<(), Failure> {
+pub(super) fn rows(
+    device: &Device,
+    target: Target,
+    report: &mut dyn FnMut(Row),
+) -> Result<(), Failure> {
     let (stream, ops) = (device.stream()?, Ops::new(device, target)?);
     for (tokens, width) in [
         (1, 576),

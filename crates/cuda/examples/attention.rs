@@ -1,4 +1,6 @@
 //! How fast attention is.
+//!
+//! `cargo run --release -p cuda --example attention -- [--portable]`
 
 use cuda::attention::{
     Attention, CELLS, KvBlock, KvShape, KvType, Params, Part, Partials, Parts, Spans, Step, Table,
@@ -7,14 +9,23 @@ use cuda::product::Target;
 use cuda::stream::{Event, Timing};
 use cuda::{Buffer, Device, Stream};
 
-use crate::cases::shape;
-use crate::{Failure, START, values};
+use cuda::kernel::Start;
+
+type Failure = Box<dyn std::error::Error>;
+
+/// As sessions launch.
+const START: Start = Start::Overlapped;
 
 /// Layers' caches of a decode measurement have this many bytes together, so that no cache of the device holds them.
 const BYTES_MIN: usize = 800 << 20;
 
-pub fn run(device: &Device, target: Target) -> Result<(), Failure> {
-    let stream = device.stream()?;
+fn main() -> Result<(), Failure> {
+    let target = if std::env::args().any(|a| a == "--portable") {
+        Target::Portable
+    } else {
+        Target::Best
+    };
+    let stream = Device::open(0)?.stream()?;
     println!("| decode | KV | depth | us a layer | of it fold | GB/s |\n|---|---|---|---|---|---|");
     for (heads, heads_kv, c) in [
         (40, 8, 128),
@@ -55,7 +66,7 @@ pub fn run(device: &Device, target: Target) -> Result<(), Failure> {
 }
 
 /// Median milliseconds of `give`, of 9, after 2 that do not count.
-pub fn median_ms(
+fn median_ms(
     stream: &Stream,
     mut give: impl FnMut() -> Result<(), Failure>,
 ) -> Result<f32, Failure> {
@@ -79,7 +90,7 @@ pub fn median_ms(
 }
 
 /// A slab of cells of seeded values: blocks `0 ..` of `layers` layers, one after the other.
-pub fn filled(
+fn filled(
     stream: &Stream,
     attention: &Attention,
     layers: usize,
@@ -104,7 +115,7 @@ pub fn filled(
     Ok(slab)
 }
 
-pub fn blocks_of(
+fn blocks_of(
     shape: &KvShape,
     slab: &Buffer<u8>,
     layer: usize,
@@ -221,4 +232,27 @@ fn prefill(
         flops / ms / 1e9
     );
     Ok(())
+}
+
+fn shape(heads: usize, c_k: usize, c_v: usize, type_k: KvType, type_v: KvType) -> KvShape {
+    KvShape {
+        heads,
+        c_k,
+        c_v,
+        type_k,
+        type_v,
+    }
+}
+
+/// Seeded numbers between -2 and 2.
+fn values(n: usize, seed: u64) -> Vec<f32> {
+    let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..n)
+        .map(|_| {
+            s = s
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (s >> 40) as f32 / (1 << 24) as f32 * 4.0 - 2.0
+        })
+        .collect()
 }

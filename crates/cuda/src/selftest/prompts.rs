@@ -1,13 +1,13 @@
 //! Prompt attention: near the CPU's, and the same bits however a prompt and its cells are cut.
 
+use super::Row;
+use crate::attention::{Attention, CELLS, KvType, Spans, Step};
+use crate::product::Target;
+use crate::{Buffer, Device, Stream};
 use cpu::pool::{Pinning, Pool};
-use cuda::attention::{Attention, CELLS, KvType, Spans, Step};
-use cuda::product::Target;
-use cuda::selftest::Row;
-use cuda::{Buffer, Device, Stream};
 
-use crate::cases::{Case, OnDevice, describe, shape, types};
-use crate::{Failure, START, row};
+use super::attention::{Case, OnDevice, describe, shape, types};
+use super::{Failure, START, row};
 
 /// Seeded numbers between -1 and 1.
 fn calm(n: usize, seed: u64) -> Vec<f32> {
@@ -21,7 +21,11 @@ fn calm(n: usize, seed: u64) -> Vec<f32> {
     (0..n).map(|_| step(&mut s)).collect()
 }
 
-pub fn rows(device: &Device, target: Target, report: &mut dyn FnMut(Row)) -> Result<(), Failure> {
+pub(super) fn rows(
+    device: &Device,
+    target: Target,
+    report: &mut dyn FnMut(Row),
+) -> Result<(), Failure> {
     let stream = device.stream()?;
     let threads = std::thread::available_parallelism()?.get();
     let pool = Pool::new(threads, Pinning::Free)?;

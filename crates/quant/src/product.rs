@@ -100,6 +100,7 @@ fn chunked(n: usize, per_chunk: usize, mut step: impl FnMut(usize, f32) -> f32) 
 }
 
 /// Whether a format subtracts or adds a minimum times the sum of the activations.
+#[inline]
 pub const fn has_min(ty: TensorType) -> bool {
     matches!(
         ty,

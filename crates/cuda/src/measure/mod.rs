@@ -9,12 +9,15 @@
 //! | [`link`] | copies between host and device, alone and while the host works |
 //! | [`products`] | weights that one token passes, multiply-adds of many tokens |
 //! | [`cells`] | attention of one token in one layer |
+//! | [`hand_over`] | a layer's way to the CPU and back |
 
 pub mod cells;
+pub mod hand_over;
 pub mod link;
 pub mod products;
 
 pub use cells::Cells;
+pub use hand_over::HandOver;
 pub use link::{Link, Memory, Way};
 pub use products::{Fork, Products};
 

@@ -8,12 +8,12 @@ use crate::gpu::Gpu;
 use crate::plan::machine::{default_device, set_memory};
 use cuda::Product;
 use cuda::attention::{Attention, KvShape, KvType as DeviceType};
-use cuda::measure::{self, Cells, Link, Memory, Products, Reads, Small, Way};
+use cuda::measure::{self, Cells, HandOver, Link, Memory, Products, Reads, Small, Way};
 use cuda::product::Target;
 use gguf::TensorType;
 use place::bytes::KvType;
 use place::cost::{PIECE_BYTES, Processor};
-use place::profile::{Device, DeviceProduct, Figure, Transfer, Unit, example};
+use place::profile::{Device, DeviceProduct, Figure, Transfer, Unit};
 use std::time::{Duration, Instant};
 
 /// Bytes that reads of the device's memory pass: no cache holds them.
@@ -70,7 +70,8 @@ pub(super) struct Probe {
 pub(super) fn steps(subject: &Subject, formats: usize) -> usize {
     let tiers = subject.heads.map_or(0, |heads| tiers(heads).count());
     let kept = 2;
-    3 + 2 * formats + 2 * tiers + UP_BYTES.len() + 3 * OTHER_BYTES.len() + kept
+    let hand_over = usize::from(subject.heads.is_some());
+    3 + 2 * formats + 2 * tiers + hand_over + UP_BYTES.len() + 3 * OTHER_BYTES.len() + kept
 }
 
 /// Makes the driver compile what is measured below, which it remembers: that is no part of any figure's time.
@@ -134,9 +135,6 @@ impl Probe {
         let room = usize::try_from(memory.free_bytes / MEMORY_PART).unwrap_or(usize::MAX);
         let mut device = default_device();
         set_memory(&mut device, memory, gpu.context_bytes());
-        // What cannot be measured yet: nothing hands work to the CPU.
-        let h200 = example("h200-pcie5").expect("it ships").device;
-        device.t_sync_us = h200.expect("it has a device").t_sync_us;
         let of_format = |&ty: &TensorType| {
             let forks =
                 subject.forks_within(ty, MATRIX_BYTES_MAX.min(room), FORMAT_BYTES.min(room));
@@ -163,7 +161,6 @@ impl Probe {
 
     /// What every plan needs: reads, starting operations, products of one token, attention, the link.
     pub(super) fn first(mut self, clock: &mut Clock<'_>) -> Result<Self, Error> {
-        clock.guessed.push("device.t_sync_us".to_owned());
         let guess = self.device.clone();
         let device = self.gpu.device();
         let mut reads = Reads::new(device, READ_BYTES.min(self.room))?;
@@ -217,6 +214,16 @@ impl Probe {
             for (type_k, type_v, shape) in tiers(heads) {
                 self.attention(heads, type_k, type_v, shape, &processor, clock)?;
             }
+        }
+        if let Some(heads) = self.heads {
+            let values = heads.heads * heads.head_k;
+            let mut hand_over = HandOver::new(self.gpu.device(), values)?;
+            let which = Which {
+                path: "device.t_sync_us",
+                what: "a layer's way to the CPU and back",
+                guess: guess.t_sync_us,
+            };
+            self.device.t_sync_us = clock.sample(which, |time| Ok(hand_over.us(time)?))?;
         }
         let bytes = LINK_BYTES.min(self.room);
         self.link = Some(Link::new(self.gpu.device(), bytes)?);

@@ -12,6 +12,7 @@ mod kv;
 pub mod model;
 pub mod plan;
 pub mod probe;
+pub mod remembered;
 pub mod sampler;
 pub mod session;
 pub mod stop;

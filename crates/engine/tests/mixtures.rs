@@ -389,6 +389,7 @@ fn sinks_and_windows_are_the_same_where_cells_are_streamed() {
             staging_slots: 2,
             kv_share,
             is_gated: false,
+            recalled: None,
         };
         let found = logits(&model, &tokens, cut, placing);
         assert!(found == resident, "share {kv_share}, {cut:?}");

@@ -321,6 +321,7 @@ fn placed_anywhere(name: &str, reference: &str, kvs: &[KvType], groups: usize, n
                 kv_share: share,
                 // With and without, by turns.
                 is_gated: share == 1.0,
+                recalled: None,
             };
             let cut = if slots == 2 {
                 Cut::Ubatch(200)

@@ -12,8 +12,9 @@ use engine::model::{Config, Contents, LoadOptions, Model};
 use engine::plan::machine;
 use engine::plan::session::{self, Asked, DeviceTaken, SessionPlan, Taken};
 use engine::probe;
+use engine::remembered::{self, Remembered};
 use engine::sampler::SamplerParams;
-use engine::session::{ComputeDevice, Session, UBATCH_MAX};
+use engine::session::{ComputeDevice, Session, SessionOptions, UBATCH_MAX};
 use engine::synth::{Recipe, Shape};
 use engine::tokenizer::{EncodeOptions, Tokenizer};
 use gguf::{GgufFile, MapMode};
@@ -346,7 +347,11 @@ impl Loaded {
 
     /// The same as another plan has it.
     pub fn session_of(&self, plan: &SessionPlan) -> Result<(Session<'_>, Taken)> {
-        let session = Session::new(&self.model, &plan.options)?;
+        let mut options = plan.options.clone();
+        if let Some((remembered, of)) = self.remembered(&options) {
+            options.placing.recalled = remembered.recall(&of);
+        }
+        let session = Session::new(&self.model, &options)?;
         let taken = Taken::of(&plan.plan, &session);
         eprintln!("{}", memory_line(&taken));
         Ok((session, taken))
@@ -354,6 +359,26 @@ impl Loaded {
 }
 
 impl Loaded {
+    /// Keeps what the session's gate has found for the next process.
+    pub fn remember(&self, session: &Session<'_>) {
+        if let Some(verdict) = session.gate_verdict()
+            && let Some((remembered, of)) = self.remembered(session.options())
+            && let Err(error) = remembered.keep(&of, verdict)
+        {
+            tracing::warn!("what was found of the CPU's share could not be kept: {error}");
+        }
+    }
+
+    /// Where verdicts of sessions that have a gate are, and under which name.
+    fn remembered(&self, options: &SessionOptions) -> Option<(Remembered, String)> {
+        if !options.placing.is_gated || options.placing.tail_blocks == 0 {
+            return None;
+        }
+        let machine = machine::unmeasured(gpu(options.device).as_ref());
+        let of = remembered::of_session(&machine.key, &self.model, options);
+        Some((Remembered::open().ok()?, of))
+    }
+
     /// Planned against taken in a device's memory, where a session of this plan alone is there; a line of it on stderr.
     pub fn device_taken(&self, session: &Session<'_>) -> Result<Option<DeviceTaken>> {
         let Some(gpu) = gpu(self.plan.options.device) else {

@@ -18,6 +18,7 @@ mod tests;
 use crate::backend::{At, Attending, Backend, CELLS, GROUP, KvShape, Placed, Step, Turn};
 use crate::error::Error;
 use crate::model::Config;
+use place::gate::Verdict;
 use sequence::Sequence;
 use stage::Stage;
 use std::ops::Range;
@@ -36,6 +37,8 @@ pub struct Placing {
     pub kv_share: f64,
     /// Whether that is where to begin only: measurements while running keep it, change it or drop it.
     pub is_gated: bool,
+    /// What they found another time.
+    pub recalled: Option<Verdict>,
 }
 
 impl Placing {
@@ -46,6 +49,7 @@ impl Placing {
         staging_slots: 0,
         kv_share: 0.0,
         is_gated: false,
+        recalled: None,
     };
 
     /// Whether a context of so many cells may have some in host memory.

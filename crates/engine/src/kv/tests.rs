@@ -421,6 +421,7 @@ fn placing() -> impl Strategy<Value = Placing> {
         staging_slots: slots,
         kv_share: share,
         is_gated: false,
+        recalled: None,
     })
 }
 
@@ -470,6 +471,7 @@ fn a_full_tail_and_a_small_window_are_errors() {
         staging_slots: 2,
         kv_share: 0.0,
         is_gated: false,
+        recalled: None,
     };
     let mut world = World::new(&model, placing, None);
     for _ in 0..3 {

@@ -214,6 +214,7 @@ fn placing(plan: &Plan, is_gated: bool) -> Placing {
         staging_slots: whole(layout.staging_slots),
         kv_share: plan.cpu_share,
         is_gated,
+        recalled: None,
     }
 }
 

@@ -150,7 +150,10 @@ impl<B: Backend> Run<B> {
             backend,
             cache,
             work,
-            gate: is_gated.then(|| Gate::new(placing.kv_share, SHARE_STEP)),
+            gate: is_gated.then(|| match placing.recalled {
+                Some(verdict) => Gate::recalling(verdict, SHARE_STEP),
+                None => Gate::new(placing.kv_share, SHARE_STEP),
+            }),
         })
     }
 

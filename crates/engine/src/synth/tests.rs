@@ -269,6 +269,7 @@ fn random_cells_are_the_same_wherever_they_lie() {
                     staging_slots: 2,
                     kv_share,
                     is_gated: false,
+                    recalled: None,
                 };
                 let (spilled, host_bytes) = after(placing, 1);
                 assert!(host_bytes > 0, "{arch}");

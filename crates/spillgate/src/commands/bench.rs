@@ -187,6 +187,7 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
     for case in cases {
         measured.push(measure(&mut session, model, case, args)?);
     }
+    loaded.remember(&session);
     let report = Report {
         model: loaded.path.display().to_string(),
         weight_bytes: model.weight_bytes(),

@@ -153,6 +153,7 @@ pub fn run(args: &ChatArgs, common: &Common) -> Result<()> {
         }
         chat.answered(&generated.text);
     }
+    loaded.remember(generator.decoder());
     kept::save(&generator, args.generation.session.as_deref())
 }
 

@@ -148,6 +148,7 @@ pub fn run(args: &RunArgs, common: &Common) -> Result<()> {
     if let Some(error) = closed {
         return Err(error);
     }
+    loaded.remember(generator.decoder());
     kept::save(&generator, args.generation.session.as_deref())?;
     let figures = Figures::new(&generated);
     if common.json {

@@ -276,3 +276,84 @@ impl Finder<'_, '_> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Contents, LoadOptions, Model};
+    use crate::synth::Recipe;
+    use cpu::mem::ALIGN;
+    use gguf::write::Writer;
+    use gguf::{GgufFile, TensorType};
+
+    /// A `gpt-oss` model of one layer and 5 experts, whose matrices have sizes that no line of a cache divides.
+    fn small() -> GgufFile {
+        let mut writer = Writer::new(32).unwrap();
+        writer.set("general.architecture", "gpt-oss").unwrap();
+        for (key, n) in [
+            ("block_count", 1_u32),
+            ("context_length", 64),
+            ("embedding_length", 96),
+            ("feed_forward_length", 32),
+            ("attention.head_count", 2),
+            ("attention.key_length", 16),
+            ("attention.value_length", 16),
+            ("expert_count", 5),
+            ("expert_used_count", 2),
+        ] {
+            writer.set(&format!("gpt-oss.{key}"), n).unwrap();
+        }
+        let eps = "gpt-oss.attention.layer_norm_rms_epsilon";
+        writer.set(eps, 1e-5_f32).unwrap();
+        let mut add = |name: &str, ty, dims: &[u64]| {
+            writer.tensor_from(name, ty, dims, |_| Ok(())).unwrap();
+        };
+        let (f32, mxfp4) = (TensorType::F32, TensorType::MXFP4);
+        add("token_embd.weight", f32, &[96, 40]);
+        add("output_norm.weight", f32, &[96]);
+        let mut add = |name: &str, ty, dims: &[u64]| add(&format!("blk.0.{name}"), ty, dims);
+        for part in ["attn_q", "attn_k", "attn_v"] {
+            add(&format!("{part}.weight"), f32, &[96, 32]);
+            add(&format!("{part}.bias"), f32, &[32]);
+        }
+        add("attn_output.weight", f32, &[32, 96]);
+        add("attn_sinks.weight", f32, &[2]);
+        add("attn_norm.weight", f32, &[96]);
+        add("post_attention_norm.weight", f32, &[96]);
+        add("ffn_gate_inp.weight", f32, &[96, 5]);
+        for (part, k, n) in [("gate", 96, 32), ("up", 96, 32), ("down", 32, 96)] {
+            add(&format!("ffn_{part}_exps.weight"), mxfp4, &[k, n, 5]);
+            add(&format!("ffn_{part}_exps.bias"), f32, &[n, 5]);
+        }
+        let (header, _) = writer.header().unwrap();
+        GgufFile::from_header("small", &header).unwrap()
+    }
+
+    #[test]
+    fn an_experts_weights_lie_together_and_in_the_order_of_ids() {
+        let options = LoadOptions {
+            threads: Some(1),
+            contents: Contents::Synthetic(Recipe::default()),
+            ..LoadOptions::default()
+        };
+        let model = Model::from_file(&small(), &options, &mut |_| {}).unwrap();
+        let FeedForward::Mixture(mixture) = &model.layers[0].ffn else {
+            panic!("it has experts");
+        };
+        assert_eq!(mixture.experts.len(), 5);
+        let mut end = None;
+        for expert in &mixture.experts {
+            let biases = expert.biases.as_ref().expect("it has biases");
+            let matrices = [&expert.gate, &expert.up, &expert.down];
+            for matrix in matrices.into_iter().chain(biases) {
+                let bytes = matrix.bytes(&model.weights).as_ptr_range();
+                let (start, after) = (bytes.start as usize, bytes.end as usize);
+                assert!(start.is_multiple_of(ALIGN));
+                if let Some(end) = end {
+                    assert_eq!(start, usize::next_multiple_of(end, ALIGN));
+                }
+                end = Some(after);
+            }
+        }
+    }
+}

@@ -19,6 +19,7 @@ pub(super) const MXFP4_BYTES: usize = TensorType::MXFP4.block_bytes();
 pub(crate) const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// `2^(e - 128)`.
+#[inline]
 pub(crate) fn half_scale(e: u8) -> f32 {
     f32::from_bits(match e {
         0 => 1 << 21,

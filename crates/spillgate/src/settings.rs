@@ -141,7 +141,14 @@ impl Opened {
 
     /// Plans what is needed. What has no room is an error.
     pub fn plan(&self, flags: &ContextFlags, need: Need) -> Result<SessionPlan> {
-        let asked = asked(flags, need)?;
+        let mut asked = asked(flags, need)?;
+        // A file that runs nowhere is refused when it is loaded.
+        if flags.device == DeviceName::Auto
+            && let Ok(Some(problem)) = Model::problem_on(&self.file, asked.device)
+        {
+            tracing::warn!("{problem}: the CPU computes, as with --device cpu");
+            asked.device = ComputeDevice::Cpu;
+        }
         let mut machine = self.machine(&asked)?;
         profiles::apply_variables(&mut machine)?;
         let planned = session::plan(&self.file, &asked, &machine)?;

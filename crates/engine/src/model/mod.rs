@@ -120,6 +120,14 @@ impl Model {
         Self::from_file(&GgufFile::open(path, options.map)?, options, progress)
     }
 
+    /// Why a file's model does not run on a device that others may run on; `None` if it does.
+    ///
+    /// # Errors
+    /// If it runs nowhere.
+    pub fn problem_on(file: &GgufFile, device: ComputeDevice) -> Result<Option<String>, Error> {
+        Ok(read_arch(file)?.1.problem_on(device))
+    }
+
     /// [`Model::load`] of an open file.
     ///
     /// # Errors
@@ -130,11 +138,8 @@ impl Model {
         progress: &mut (dyn FnMut(LoadProgress) + Send),
     ) -> Result<Self, Error> {
         let (arch, config) = read_arch(file)?;
-        if let (ComputeDevice::Cuda(_), Some(experts)) = (options.device, &config.experts) {
-            return Err(Error::Options(format!(
-                "a mixture of {} experts does not run on {} yet (see --device cpu)",
-                experts.routing.experts, options.device
-            )));
+        if let Some(problem) = config.problem_on(options.device) {
+            return Err(Error::Options(format!("{problem} (see --device cpu)")));
         }
         let source = match options.contents {
             Contents::File => {

@@ -11,6 +11,7 @@ use crate::commands::probe::ProbeArgs;
 use crate::commands::pull::PullArgs;
 use crate::commands::run::RunArgs;
 use crate::commands::selftest::SelftestArgs;
+use crate::commands::serve::ServeArgs;
 use crate::commands::tokenize::TokenizeArgs;
 
 /// Runs language models on this machine
@@ -27,6 +28,7 @@ Results go to stdout, everything else to stderr.
 Examples:
   spillgate run smollm2 \"Why is the sky blue?\"
   spillgate chat qwen2.5-0.5b
+  spillgate serve qwen2.5-0.5b
   spillgate info model.gguf
   echo -n 'Hello world' | spillgate tokenize smollm2"
 )]
@@ -59,6 +61,7 @@ pub enum Command {
     Plan(PlanArgs),
     Probe(ProbeArgs),
     Selftest(SelftestArgs),
+    Serve(ServeArgs),
     Tokenize(TokenizeArgs),
 }
 

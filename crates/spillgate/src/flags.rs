@@ -99,7 +99,7 @@ pub struct ContextFlags {
     /// Most prompt tokens computed at a time
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     pub ubatch: usize,
-    /// Number format of the keys [default: f16; for run and chat less, where a --ctx has no room otherwise]
+    /// Number format of the keys [default: f16; for run, chat and serve less, where a --ctx has no room otherwise]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub cache_type_k: Option<CacheType>,
     /// Number format of the values [default: as for the keys]

@@ -1,7 +1,7 @@
 //! What the shared flags mean: checked, and in the engine's own types.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use anyhow::Result;
@@ -19,7 +19,7 @@ use engine::synth::{Recipe, Shape};
 use engine::tokenizer::{EncodeOptions, Tokenizer};
 use gguf::{GgufFile, MapMode};
 use place::bytes::KvType;
-use place::decide::{Request, TierPlan};
+use place::decide::{Plan, Request, TierPlan};
 use place::profile::Profile;
 use serde::Serialize;
 
@@ -43,7 +43,8 @@ pub struct Opened {
 pub struct Loaded {
     pub path: PathBuf,
     pub model: Model,
-    pub tokenizer: Tokenizer,
+    /// Shared with threads that outlive their maker.
+    pub tokenizer: Arc<Tokenizer>,
     pub file: GgufFile,
     pub loading: Loading,
     plan: SessionPlan,
@@ -133,7 +134,7 @@ impl Opened {
             path: self.path,
             model,
             loading,
-            tokenizer: self.tokenizer,
+            tokenizer: Arc::new(self.tokenizer),
             file: self.file,
             plan,
         })
@@ -350,6 +351,11 @@ impl Loaded {
     /// An empty session as it was planned. Says on stderr what was planned and what was taken.
     pub fn session(&self) -> Result<(Session<'_>, Taken)> {
         self.session_of(&self.plan)
+    }
+
+    /// What lies where, and why.
+    pub fn plan(&self) -> &Plan {
+        &self.plan.plan
     }
 
     /// The same as another plan has it.

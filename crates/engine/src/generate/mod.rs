@@ -253,6 +253,16 @@ pub struct Request<'a> {
     pub stop: &'a [String],
 }
 
+/// A step of a generation, for those who watch it.
+#[derive(Debug)]
+pub struct Progress<'a> {
+    /// The token that was chosen, and what it was chosen from: one logit for each token of the vocabulary. `None` for one
+    /// that ended the text, and for text that was held back until the end.
+    pub chosen: Option<(u32, &'a [f32])>,
+    /// The text that is complete now. It may belong to earlier tokens, and may be empty.
+    pub text: &'a str,
+}
+
 /// A decoder, and the tokens that it holds, so that a prompt which begins like the last one is not computed twice.
 pub struct Generator<'t, D> {
     decoder: D,
@@ -292,6 +302,23 @@ impl<'t, D: Decoder> Generator<'t, D> {
         interrupted: &dyn Fn() -> bool,
         on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generated, GenerateError<D::Error>> {
+        self.generate_watched(request, sampler, interrupted, &mut |progress| {
+            if progress.text.is_empty() {
+                ControlFlow::Continue(())
+            } else {
+                on_text(progress.text)
+            }
+        })
+    }
+
+    /// The same for those who want to see every token: `on_step` is called for each, also where no text is complete yet.
+    pub fn generate_watched(
+        &mut self,
+        request: Request<'_>,
+        sampler: &mut Sampler,
+        interrupted: &dyn Fn() -> bool,
+        on_step: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+    ) -> Result<Generated, GenerateError<D::Error>> {
         let n_ctx = self.decoder.n_ctx();
         let prompt = request.prompt;
         if prompt.is_empty() {
@@ -326,13 +353,9 @@ impl<'t, D: Decoder> Generator<'t, D> {
         let room = n_ctx - prompt.len() + 1;
         let mut tokens = Vec::with_capacity(request.tokens_max.map_or(room, |n| n.min(room)));
         let mut text = String::new();
-        let mut show = |piece: &str| {
-            text.push_str(piece);
-            if piece.is_empty() {
-                ControlFlow::Continue(())
-            } else {
-                on_text(piece)
-            }
+        let mut show = |progress: Progress<'_>| {
+            text.push_str(progress.text);
+            on_step(progress)
         };
         let mut detokenizer = Detokenizer::new(self.tokenizer, DecodeOptions::CONTINUATION);
         let mut first: Option<Instant> = None;
@@ -345,14 +368,19 @@ impl<'t, D: Decoder> Generator<'t, D> {
             }
             // Rows beyond the tokenizer's vocabulary are padding.
             let logits = self.decoder.logits();
-            let token = sampler.sample(&logits[..self.tokenizer.n_vocab().min(logits.len())])?;
+            let logits = &logits[..self.tokenizer.n_vocab().min(logits.len())];
+            let token = sampler.sample(logits)?;
             sampler.accept(token)?;
             timing.generated_tokens += 1;
             let now = Instant::now();
             timing.decode_s = now.duration_since(*first.get_or_insert(now)).as_secs_f64();
 
             let Step { text: piece, stop } = stopper.step(token, detokenizer.push(token)?);
-            let shown = show(piece);
+            let is_end = matches!(stop, Some(StopReason::EndToken(_)));
+            let shown = show(Progress {
+                chosen: (!is_end).then_some((token, logits)),
+                text: piece,
+            });
             match stop {
                 Some(StopReason::EndToken(_)) => break Finish::End,
                 Some(StopReason::StopString(_)) => {
@@ -382,7 +410,10 @@ impl<'t, D: Decoder> Generator<'t, D> {
             other => {
                 let Step { text: rest, stop } = stopper.finish(detokenizer.finish());
                 // Nothing is left to end.
-                let _ = show(rest);
+                let _ = show(Progress {
+                    chosen: None,
+                    text: rest,
+                });
                 if stop.is_some() {
                     Finish::StopString
                 } else {

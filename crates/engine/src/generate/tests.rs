@@ -175,6 +175,39 @@ fn an_answer_ends_with_the_models_end() {
 }
 
 #[test]
+fn who_watches_sees_every_token_and_what_it_was_chosen_from() {
+    let setup = Setup::new();
+    let mut generator = setup.recite("aüb", 100);
+    let mut sampler = Sampler::new(SamplerParams::greedy(), N_VOCAB).unwrap();
+    let request = Request {
+        prompt: &ids(b"a"),
+        tokens_max: None,
+        stop: &["bc".to_owned()],
+    };
+    let mut seen = Vec::new();
+    generator
+        .generate_watched(request, &mut sampler, &|| false, &mut |progress| {
+            let chosen = progress.chosen.map(|(token, logits)| {
+                assert_eq!((logits.len(), logits[token as usize]), (N_VOCAB, 10.0));
+                token
+            });
+            seen.push((chosen, progress.text.to_owned()));
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    let tokens = ids("üb".as_bytes());
+    // Half a character is no text; b may begin the stop string until the end, which is no token of the text.
+    let expected = [
+        (Some(tokens[0]), ""),
+        (Some(tokens[1]), "ü"),
+        (Some(tokens[2]), ""),
+        (None, "b"),
+        (None, ""),
+    ];
+    assert_eq!(seen, expected.map(|(token, text)| (token, text.to_owned())));
+}
+
+#[test]
 fn rows_beyond_the_vocabulary_are_never_chosen() {
     let setup = Setup::new();
     let mut generator = setup.recite("abc", 100);

@@ -9,6 +9,7 @@ pub mod probe;
 pub mod pull;
 pub mod run;
 pub mod selftest;
+pub mod serve;
 pub mod tokenize;
 
 use std::path::PathBuf;
@@ -33,6 +34,7 @@ pub fn dispatch(cli: &Cli) -> Result<()> {
         Command::Plan(args) => plan::run(args, common),
         Command::Probe(args) => probe::run(args, common),
         Command::Selftest(args) => selftest::run(args, common),
+        Command::Serve(args) => serve::run(args, common),
         Command::Tokenize(args) => tokenize::run(args, common),
     }
 }

@@ -1,0 +1,234 @@
+//! What the server counts, as Prometheus reads it.
+
+use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use axum::http::StatusCode;
+use engine::generate::Timing;
+
+use crate::state::State;
+
+/// How a request that came to its turn ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// With an answer.
+    Done,
+    /// The client left.
+    Cancelled,
+    /// It took too long.
+    TimedOut,
+    /// The server ended.
+    Cut,
+    /// The model failed.
+    Failed,
+}
+
+const OUTCOMES: [(Outcome, &str); 5] = [
+    (Outcome::Done, "done"),
+    (Outcome::Cancelled, "cancelled"),
+    (Outcome::TimedOut, "timed_out"),
+    (Outcome::Cut, "cut"),
+    (Outcome::Failed, "failed"),
+];
+
+/// Upper bounds of the classes of times to the first token, from the begin of the computation.
+const TTFT_MS: [u64; 8] = [25, 100, 250, 1000, 2500, 10_000, 30_000, 120_000];
+
+/// Counters since the begin.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    outcomes: [AtomicU64; OUTCOMES.len()],
+    /// By the first digit of the status.
+    responses: [AtomicU64; 5],
+    queue_full: AtomicU64,
+    prompt_tokens: AtomicU64,
+    cached_tokens: AtomicU64,
+    generated_tokens: AtomicU64,
+    prompt_us: AtomicU64,
+    decode_us: AtomicU64,
+    /// Not cumulative; the last class has no bound.
+    ttft: [AtomicU64; TTFT_MS.len() + 1],
+    ttft_us: AtomicU64,
+    is_busy: AtomicBool,
+}
+
+fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}
+
+fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+fn us(seconds: f64) -> u64 {
+    (seconds * 1e6) as u64
+}
+
+impl Metrics {
+    pub fn set_busy(&self, is_busy: bool) {
+        self.is_busy.store(is_busy, Ordering::Relaxed);
+    }
+
+    pub fn count_outcome(&self, outcome: Outcome) {
+        let index = OUTCOMES.iter().position(|&(o, _)| o == outcome);
+        add(&self.outcomes[index.expect("the list has all")], 1);
+    }
+
+    pub fn count_response(&self, status: StatusCode) {
+        let class = usize::from(status.as_u16() / 100).clamp(1, 5);
+        add(&self.responses[class - 1], 1);
+        if status == StatusCode::TOO_MANY_REQUESTS {
+            add(&self.queue_full, 1);
+        }
+    }
+
+    pub fn count_tokens(&self, timing: &Timing) {
+        add(&self.prompt_tokens, timing.prompt_tokens as u64);
+        add(&self.cached_tokens, timing.reused_tokens as u64);
+        add(&self.generated_tokens, timing.generated_tokens as u64);
+        add(&self.prompt_us, us(timing.prompt_s));
+        add(&self.decode_us, us(timing.decode_s));
+        if timing.generated_tokens > 0 {
+            let ms = timing.ttft_s * 1e3;
+            let class = TTFT_MS.iter().position(|&bound| ms <= bound as f64);
+            add(&self.ttft[class.unwrap_or(TTFT_MS.len())], 1);
+            add(&self.ttft_us, us(timing.ttft_s));
+        }
+    }
+
+    /// In Prometheus' text format.
+    pub fn text(&self, state: &State) -> String {
+        let mut text = String::new();
+        let mut one = |name: &str, kind: &str, help: &str, value: f64| {
+            head(&mut text, name, kind, help);
+            line(&mut text, name, "", value);
+        };
+        let seconds = |us: &AtomicU64| get(us) as f64 / 1e6;
+        let counts = [
+            (
+                "prompt_tokens_total",
+                "Prompt tokens that were computed",
+                get(&self.prompt_tokens) as f64,
+            ),
+            (
+                "cached_tokens_total",
+                "Prompt tokens that were there from before",
+                get(&self.cached_tokens) as f64,
+            ),
+            (
+                "generated_tokens_total",
+                "Generated tokens",
+                get(&self.generated_tokens) as f64,
+            ),
+            (
+                "prompt_seconds_total",
+                "Time spent on prompts",
+                seconds(&self.prompt_us),
+            ),
+            (
+                "decode_seconds_total",
+                "Time spent on generated tokens",
+                seconds(&self.decode_us),
+            ),
+            (
+                "queue_full_total",
+                "Requests that found the queue full",
+                get(&self.queue_full) as f64,
+            ),
+        ];
+        for (name, help, value) in counts {
+            one(name, "counter", help, value);
+        }
+        let gauges = [
+            (
+                "queue_length",
+                "Requests that wait",
+                state.queue.len() as f64,
+            ),
+            (
+                "queue_length_max",
+                "Requests that may wait",
+                state.options.queue_len as f64,
+            ),
+            (
+                "busy",
+                "Whether a request is being answered",
+                f64::from(u8::from(self.is_busy.load(Ordering::Relaxed))),
+            ),
+            (
+                "context_tokens",
+                "Tokens that the context holds",
+                state.n_ctx as f64,
+            ),
+        ];
+        for (name, help, value) in gauges {
+            one(name, "gauge", help, value);
+        }
+        head(
+            &mut text,
+            "answers_total",
+            "counter",
+            "Requests that came to their turn, by how they ended",
+        );
+        for ((_, label), count) in OUTCOMES.iter().zip(&self.outcomes) {
+            line(
+                &mut text,
+                "answers_total",
+                &format!("{{outcome=\"{label}\"}}"),
+                get(count) as f64,
+            );
+        }
+        head(
+            &mut text,
+            "http_responses_total",
+            "counter",
+            "Responses, by the class of their status",
+        );
+        for (class, count) in self.responses.iter().enumerate() {
+            let labels = format!("{{class=\"{}xx\"}}", class + 1);
+            line(
+                &mut text,
+                "http_responses_total",
+                &labels,
+                get(count) as f64,
+            );
+        }
+        let name = "time_to_first_token_seconds";
+        head(
+            &mut text,
+            name,
+            "histogram",
+            "Time to the first token, without the wait in the queue",
+        );
+        let bounds = TTFT_MS.iter().map(|&ms| (ms as f64 / 1e3).to_string());
+        let mut sum = 0;
+        for (bound, count) in bounds.chain(["+Inf".to_owned()]).zip(&self.ttft) {
+            sum += get(count);
+            line(
+                &mut text,
+                &format!("{name}_bucket"),
+                &format!("{{le=\"{bound}\"}}"),
+                sum as f64,
+            );
+        }
+        line(
+            &mut text,
+            &format!("{name}_sum"),
+            "",
+            seconds(&self.ttft_us),
+        );
+        line(&mut text, &format!("{name}_count"), "", sum as f64);
+        text
+    }
+}
+
+fn head(text: &mut String, name: &str, kind: &str, help: &str) {
+    let _ = writeln!(
+        text,
+        "# HELP spillgate_{name} {help}\n# TYPE spillgate_{name} {kind}"
+    );
+}
+
+fn line(text: &mut String, name: &str, labels: &str, value: f64) {
+    let _ = writeln!(text, "spillgate_{name}{labels} {value}");
+}

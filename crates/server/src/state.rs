@@ -1,0 +1,68 @@
+//! What the threads of the server share.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::metrics::Metrics;
+use crate::queue::Queue;
+use crate::{Options, Served};
+
+/// Everything but the session.
+#[derive(Debug)]
+pub struct State {
+    pub served: Served,
+    pub options: Options,
+    pub n_ctx: usize,
+    pub queue: Queue,
+    pub metrics: Metrics,
+    /// Seconds since 1970 at which the server began.
+    pub begun_unix_s: u64,
+    answers: AtomicU64,
+    is_cut: AtomicBool,
+}
+
+impl State {
+    pub fn new(served: Served, options: Options, n_ctx: usize) -> Self {
+        Self {
+            queue: Queue::new(options.queue_len),
+            served,
+            options,
+            n_ctx,
+            metrics: Metrics::default(),
+            begun_unix_s: unix_s(),
+            answers: AtomicU64::new(0),
+            is_cut: AtomicBool::new(false),
+        }
+    }
+
+    /// A name that no other answer of this server has, and hardly one of another.
+    pub fn answer_id(&self, prefix: &str) -> String {
+        let n = self.answers.fetch_add(1, Ordering::Relaxed);
+        format!("{prefix}-{:x}-{n:x}", self.begun_unix_s)
+    }
+
+    /// The running answer is to end where it is.
+    pub fn cut(&self) {
+        self.is_cut.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_cut(&self) -> bool {
+        self.is_cut.load(Ordering::Relaxed)
+    }
+}
+
+/// Seconds since 1970.
+pub fn unix_s() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+/// Closes the queue when a thread ends, however it ends, so that the other one ends too.
+pub struct Closing<'s>(pub &'s State);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.queue.close();
+    }
+}

@@ -1,0 +1,195 @@
+//! `serve`: a model behind an HTTP API.
+
+use std::env;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+use engine::sampler::Sampler;
+use engine::template::{ChatTemplate, TemplateError};
+use serde::Serialize;
+use server::{ApiKey, Hosts, Options, Served, limits};
+
+use crate::cli::Common;
+use crate::failure::{Advised, Interrupted};
+use crate::flags::{ContextFlags, MachineFlags, SamplingFlags};
+use crate::output::{print_json, println};
+use crate::settings::Need;
+use crate::{interrupt, settings};
+
+/// Where a key is looked for that is not typed, which other processes could see.
+const KEY_VARIABLE: &str = "SPILLGATE_API_KEY";
+
+/// The time that a running answer has to come to its end when the server is to end.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// Answers over HTTP, in OpenAI's forms
+///
+/// /v1/chat/completions, /v1/completions and /v1/models as clients of that API expect them, whole or streamed; /tokenize,
+/// /detokenize, /health, /metrics (Prometheus) and /v1/plan beside them. One request is answered at a time, the others wait in
+/// a queue; a prompt that begins like the one before is not computed twice. Sampling flags are what holds where a request does
+/// not say. What is asked and answered is not logged; -v logs how many tokens it was, and how fast.
+///
+/// Ctrl-C or SIGTERM: nothing more is accepted, and the running answer has 30 seconds; Ctrl-C again ends at once.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  spillgate serve smollm2
+  spillgate serve model.gguf --port 9000 --ctx 16384
+  SPILLGATE_API_KEY=secret spillgate serve model.gguf --host 0.0.0.0")]
+pub struct ServeArgs {
+    /// Path of a GGUF file, a known name, or hf:OWNER/REPO/FILE.gguf
+    model: String,
+    #[command(flatten)]
+    server: ServerFlags,
+    #[command(flatten)]
+    sampling: SamplingFlags,
+    #[command(flatten)]
+    context: ContextFlags,
+    #[command(flatten)]
+    machine: MachineFlags,
+}
+
+/// Who may ask, and how much.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Server")]
+struct ServerFlags {
+    /// Address to listen on; other machines reach 0.0.0.0, which takes a key
+    #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    host: IpAddr,
+    /// Port to listen on; 0 takes one that is free
+    #[arg(long, value_name = "PORT", default_value_t = 8080)]
+    port: u16,
+    /// Key that requests must carry [default: the variable SPILLGATE_API_KEY, which other processes do not see]
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
+    /// Listen on any address without a key, and answer to any name
+    #[arg(long)]
+    insecure: bool,
+    /// Requests that wait at most; further ones are refused with status 429
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = RangedU64ValueParser::<usize>::new().range(1..=limits::QUEUE_MAX as u64))]
+    queue: usize,
+    /// Longest time of a request, its wait included
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = RangedU64ValueParser::<u64>::new().range(1..=86_400))]
+    timeout: u64,
+}
+
+/// Where the model is to be found.
+#[derive(Serialize)]
+struct Ready<'a> {
+    url: String,
+    model: &'a str,
+    n_ctx: usize,
+}
+
+pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
+    // What is wrong with the address is said before anything is loaded.
+    let flags = &args.server;
+    let key = key(flags)?;
+    check_safe(flags, key.is_some())?;
+    let address = SocketAddr::new(flags.host, flags.port);
+    let listener =
+        TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+    let url = format!("http://{}", listener.local_addr()?);
+
+    let loaded = settings::open(&args.model, &args.machine)?.load(&args.context, Need::Chosen)?;
+    let template = match ChatTemplate::from_gguf(loaded.file.metadata(), &loaded.tokenizer) {
+        Ok(template) => Some(template),
+        Err(TemplateError::Missing) => {
+            tracing::warn!("the model has no chat template: /v1/chat/completions will refuse");
+            None
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let sampling = settings::sampler_params(&args.sampling, &loaded.tokenizer)?;
+    // Flags out of range are the user's mistake, not the clients'.
+    Sampler::new(sampling.clone(), loaded.tokenizer.n_vocab())?;
+    let id = model_id(&args.model, &loaded.path);
+    let served = Served {
+        id: id.clone(),
+        tokenizer: loaded.tokenizer.clone(),
+        template,
+        sampling,
+        plan: serde_json::to_value(loaded.plan())?,
+    };
+    let options = Options {
+        hosts: if flags.insecure {
+            Hosts::Any
+        } else {
+            Hosts::Local
+        },
+        key,
+        queue_len: flags.queue,
+        timeout: Duration::from_secs(flags.timeout),
+        grace: GRACE,
+    };
+    let (mut session, _) = loaded.session()?;
+    if interrupt::asked() {
+        return Err(Interrupted.into());
+    }
+    let ready = Ready {
+        url,
+        model: &id,
+        n_ctx: session.n_ctx(),
+    };
+    if common.json {
+        print_json(&ready)?;
+    } else {
+        let Ready { url, model, n_ctx } = &ready;
+        println(&format!(
+            "listening on {url}: model {model}, {n_ctx} tokens of context"
+        ))?;
+        eprintln!("clients take {url}/v1 as their base URL; Ctrl-C ends");
+    }
+    server::run(
+        listener,
+        &mut session,
+        served,
+        options,
+        server::asked_to_end(),
+    )?;
+    loaded.remember(&session);
+    Ok(())
+}
+
+/// The key, typed or from the environment.
+fn key(flags: &ServerFlags) -> Result<Option<ApiKey>> {
+    let (text, from) = match &flags.api_key {
+        Some(key) => (key.clone(), "--api-key"),
+        None => match env::var(KEY_VARIABLE) {
+            Ok(key) => (key, KEY_VARIABLE),
+            Err(env::VarError::NotPresent) => return Ok(None),
+            Err(error) => return Err(error).context(KEY_VARIABLE),
+        },
+    };
+    let Some(key) = ApiKey::new(&text) else {
+        let what = format!("{from} is empty");
+        return Err(Advised::new(what, "leave it out to ask for no key").into());
+    };
+    Ok(Some(key))
+}
+
+/// Refuses to let everybody in by accident.
+fn check_safe(flags: &ServerFlags, has_key: bool) -> Result<()> {
+    if flags.host.is_loopback() || has_key || flags.insecure {
+        return Ok(());
+    }
+    let what = format!(
+        "--host {} without a key: whoever reaches this machine could use the model",
+        flags.host
+    );
+    let hint = format!("set {KEY_VARIABLE} or --api-key, or say --insecure if that is meant");
+    Err(Advised::new(what, hint).into())
+}
+
+/// What clients call the model: the name that was typed, or that of the file.
+fn model_id(name: &str, path: &Path) -> String {
+    if !Path::new(name).exists() && !name.contains('/') {
+        return name.to_owned();
+    }
+    let stem = path.file_stem().unwrap_or(path.as_os_str());
+    stem.to_string_lossy().into_owned()
+}

@@ -11,7 +11,7 @@ use quant::tile::{Layout, ROWS};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Matrices of several formats: of one row, of part of a tile, of more than a piece, with tiles larger than a piece.
 const SHAPES: [(TensorType, usize, usize); 6] = [
@@ -120,7 +120,7 @@ type Sent = (Arc<Mutex<Vec<u8>>>, Arc<AtomicBool>, Piece);
 /// Carries slots in the order in which they were sent, some time later.
 struct Later {
     queue: Mutex<Sender<Sent>>,
-    waits: AtomicUsize,
+    waits: Arc<AtomicUsize>,
 }
 
 impl Carrier for Later {
@@ -156,10 +156,12 @@ fn staged_pieces_arrive_as_they_were_filled() {
         let pool = Pool::new(threads, Pinning::Free).unwrap();
         let arrived = Plain::new(&jobs);
         let (queue, sent) = channel::<Sent>();
+        let waits = Arc::new(AtomicUsize::new(0));
         let later = Later {
             queue: Mutex::new(queue),
-            waits: AtomicUsize::new(0),
+            waits: Arc::clone(&waits),
         };
+        assert!(pieces.len() > slots(threads), "slots are used again");
         let slot = |_| Slow {
             memory: Arc::new(Mutex::new(vec![0; pieces.bytes_max()])),
             scratch: vec![0; pieces.bytes_max()],
@@ -168,8 +170,13 @@ fn staged_pieces_arrive_as_they_were_filled() {
         let staged = Staged::new(later, (0..slots(threads)).map(slot));
         std::thread::scope(|scope| {
             scope.spawn(|| {
+                // Nothing arrives before somebody waits for it, so that what is written meanwhile would show.
+                let end = Instant::now() + Duration::from_secs(20);
+                while waits.load(Ordering::Relaxed) == 0 && Instant::now() < end {
+                    std::thread::sleep(Duration::from_micros(50));
+                }
                 for (memory, done, piece) in sent {
-                    std::thread::sleep(Duration::from_millis(15));
+                    std::thread::sleep(Duration::from_micros(500));
                     let memory = memory.lock().unwrap();
                     let mut to = arrived.0[piece.matrix].lock().unwrap();
                     to[piece.at.clone()].copy_from_slice(&memory[..piece.at.len()]);
@@ -178,8 +185,9 @@ fn staged_pieces_arrive_as_they_were_filled() {
             });
             let again = fill_with(&source, &jobs, &pool, &mut |_, _| {}, &staged).unwrap();
             assert_eq!(digest, again, "the same wherever pieces go");
-            let waits = staged.into_carrier().waits;
-            assert!(waits.into_inner() > 0, "fewer slots than pieces");
+            // The carrier's thread ends with its queue.
+            drop(staged);
+            assert!(waits.load(Ordering::Relaxed) > 0, "slots are waited for");
         });
         for (expected, arrived) in expected.0.iter().zip(arrived.0) {
             assert!(*expected.lock().unwrap() == arrived.into_inner().unwrap());

@@ -241,7 +241,8 @@ pub(crate) trait Backend: Debug + Sized {
     fn compute_logits(&mut self, x: &Self::Array, rows: Range<usize>);
     /// The first `n` rows `[n, V]` of the logits that were computed last.
     fn logits(&self, n: usize) -> &[f32];
-    /// Waits for what was begun. An operation that failed is told of here, and those after it did nothing of use.
+    /// Waits for what was begun. An operation that failed is told of here and from then on: those after it did
+    /// nothing of use.
     fn finish(&mut self) -> Result<(), Error>;
 }
 

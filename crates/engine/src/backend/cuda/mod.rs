@@ -55,6 +55,7 @@ pub(crate) struct Cuda<'m> {
     /// A generated token's step, and whether the lists in device memory are those of the last one.
     graph: Option<Graph>,
     is_listed: bool,
+    /// What failed first. It stays: cells that were to be moved or copied meanwhile were not, so nothing later would be of use.
     failed: Option<cuda::Error>,
     /// Bytes of all buffers but the weights and the staging ring.
     work_bytes: u64,
@@ -532,12 +533,13 @@ impl Backend for Cuda<'_> {
     }
 
     fn finish(&mut self) -> Result<(), Error> {
-        let waited = match self.failed.take() {
-            Some(error) => Err(error),
-            None => self.stream.synchronise(),
-        };
+        if self.failed.is_none() {
+            self.failed = self.stream.synchronise().err();
+        }
         let in_time = self.attends.end_step();
-        waited?;
+        if let Some(error) = &self.failed {
+            return Err(error.clone().into());
+        }
         if !in_time {
             let seconds = cuda::doorbell::PATIENCE.as_secs();
             return Err(cuda::Error::Late { seconds }.into());

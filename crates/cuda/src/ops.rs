@@ -200,27 +200,7 @@ impl Ops {
         }
     }
 
-    /// `out = norm(x) * w`, row by row of `x` `[T, D]`.
-    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
-    pub fn norm(
-        &self,
-        stream: &Stream,
-        start: Start,
-        tokens: usize,
-        width: usize,
-        eps: f32,
-        x: &Buffer<f32>,
-        w: &Buffer<f32>,
-        out: &mut Buffer<f32>,
-    ) -> Result<(), Error> {
-        let out = Normed {
-            row: Some(out),
-            ..Normed::default()
-        };
-        self.norm_to(stream, start, tokens, width, eps, x, w, out)
-    }
-
-    /// [`Ops::norm`], whose result is quantised as well.
+    /// the norm alone, whose result is quantised as well.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn norm_to(
         &self,

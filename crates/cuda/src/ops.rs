@@ -200,7 +200,7 @@ impl Ops {
         }
     }
 
-    /// the norm alone, whose result is quantised as well.
+    /// `out = norm(x) * w`, row by row of `x` `[T, D]`, as values, quantised, or both.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn norm_to(
         &self,

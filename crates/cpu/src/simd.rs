@@ -85,8 +85,8 @@ pub(crate) trait F32x16: Copy {
     fn dot_signed(acc: Self::Dots, x: Self::Bytes, q: i32) -> Self::Dots;
     /// Adds the products of a lane's nibbles and the bytes of `q`, which are -127..=127.
     fn dot_nibbles(acc: Self::Dots, x: Self::Bytes, q: i32) -> Self::Dots;
-    /// Sums as floats, exact below 2^24.
-    fn from_dots(dots: Self::Dots) -> Self;
+    /// What two sums add up to, as floats, exact below 2^24.
+    fn from_dots(a: Self::Dots, b: Self::Dots) -> Self;
 
     fn to_array(self) -> [f32; 16] {
         let mut a = [0.0; 16];
@@ -268,8 +268,8 @@ impl F32x16 for Scalar16 {
     fn dot_nibbles(acc: [i32; 16], x: Self::Bytes, q: i32) -> [i32; 16] {
         Self::dot_signed(acc, x, q)
     }
-    fn from_dots(dots: [i32; 16]) -> Self {
-        Self(dots.map(|x| x as f32))
+    fn from_dots(a: [i32; 16], b: [i32; 16]) -> Self {
+        Self(std::array::from_fn(|i| (a[i] + b[i]) as f32))
     }
 }
 

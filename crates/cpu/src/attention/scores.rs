@@ -158,21 +158,22 @@ impl Quantised {
         }
     }
 
-    /// Codes, scale and start of block `run` of `N` rows that have `runs` blocks each.
+    /// Codes, scales and starts of `N` rows that have `runs` blocks each.
     #[inline(always)]
-    fn rows<const N: usize>(
-        &self,
-        row: usize,
-        runs: usize,
-        run: usize,
-    ) -> [(&[i32; 8], f32, i32); N] {
+    fn rows<const N: usize>(&self, row: usize, runs: usize) -> [Query<'_>; N] {
         let codes = self.codes.as_chunks::<8>().0;
-        array!([(&codes[0], 0.0, 0); N], |r| {
-            let at = (row + r) * runs + run;
-            (&codes[at], self.scale[at], self.start[at])
-        })
+        array!(
+            [(&codes[..0], &self.scale[..0], &self.start[..0]); N],
+            |r| {
+                let at = (row + r) * runs..(row + r + 1) * runs;
+                (&codes[at.clone()], &self.scale[at.clone()], &self.start[at])
+            }
+        )
     }
 }
+
+/// A row's codes, scales and starts, block by block.
+type Query<'a> = (&'a [[i32; 8]], &'a [f32], &'a [i32]);
 
 simd_kernel! {
     /// Quantises the rows' queries.
@@ -216,85 +217,91 @@ fn quantised_scores_with<V: F32x16>(
     s: &mut [f32],
     mut ahead: Ahead,
 ) {
-    ahead.share(row_groups::<V>(cells.len()).count() * k.1.len() / 128);
-    for run in 0..c / BLOCK32 {
-        for group in row_groups::<V>(cells.len()) {
-            let seen = union(&cells[group.clone()]).within(panel);
-            if seen.is_empty() {
-                continue;
-            }
-            let s = &mut s.as_chunks_mut::<CELLS>().0[group.clone()];
-            with_rows!(V, group.len(), N => {
-                let s: &mut [[f32; CELLS]; N] = s.try_into().expect("the group's rows");
-                let q = q.rows::<N>(group.start, c / BLOCK32, run);
-                for first in (seen.start / 32 * 32..seen.end).step_by(32) {
-                    let at = panel * PANEL + first;
-                    if ty == KvType::Q8_0 {
-                        dots::<V, N, false>(k, run, first, &q, s, at, &mut ahead);
-                    } else {
-                        dots::<V, N, true>(k, run, first, &q, s, at, &mut ahead);
-                    }
-                }
-            });
+    ahead.share(row_groups::<V>(cells.len()).count() * k.1.len() / 256);
+    for group in row_groups::<V>(cells.len()) {
+        let seen = union(&cells[group.clone()]).within(panel);
+        if seen.is_empty() {
+            continue;
         }
+        let s = &mut s.as_chunks_mut::<CELLS>().0[group.clone()];
+        with_rows!(V, group.len(), N => {
+            let s: &mut [[f32; CELLS]; N] = s.try_into().expect("the group's rows");
+            let q = q.rows::<N>(group.start, c / BLOCK32);
+            for first in (seen.start / 16 * 16..seen.end).step_by(16) {
+                let at = panel * PANEL + first;
+                if ty == KvType::Q8_0 {
+                    dots::<V, N, false>(k, first, &q, s, at, &mut ahead);
+                } else {
+                    dots::<V, N, true>(k, first, &q, s, at, &mut ahead);
+                }
+            }
+        });
     }
 }
 
-/// Adds a block of 32 values to the scores of `N` rows and the 32 cells from the panel's cell `first` on, the block's cell
-/// `at`.
+/// The scores of `N` rows and the 16 cells from the panel's cell `first` on, the block's cell `at`.
 #[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "one operation's operands")]
 fn dots<V: F32x16, const N: usize, const NIBBLES: bool>(
     (scales, codes): (&[u8], &[u8]),
-    run: usize,
     first: usize,
-    q: &[(&[i32; 8], f32, i32); N],
+    q: &[Query<'_>; N],
     s: &mut [[f32; CELLS]; N],
     at: usize,
     ahead: &mut Ahead,
 ) {
     let words = if NIBBLES { 4 } else { 8 };
-    let mut dots = [[V::dots(0); 2]; N];
-    for r in 0..N {
-        dots[r] = [V::dots(q[r].2); 2];
-    }
-    let codes = &codes[run * words * PANEL * 4..][..words * PANEL * 4];
+    let runs = q[0].0.len();
+    // Of one length, so that what is checked is checked once.
+    let codes_of = array!([&q[0].0[..0]; N], |r| &q[r].0[..runs]);
+    let scale_of = array!([&q[0].1[..0]; N], |r| &q[r].1[..runs]);
+    let start_of = array!([&q[0].2[..0]; N], |r| &q[r].2[..runs]);
+    let mut acc = [V::splat(0.0); N];
     let mut walk = *ahead;
-    for word in 0..words {
+    for run in 0..runs {
+        let codes = &codes[run * words * PANEL * 4..][..words * PANEL * 4];
+        // Two sums a row, as one alone would wait for itself.
+        let mut low = [V::dots(0); N];
+        let mut high = [V::dots(0); N];
+        for r in 0..N {
+            low[r] = V::dots(start_of[r][run]);
+        }
+        macro_rules! word {
+            ($word:literal) => {
+                let word = |i: usize| &codes[(i * PANEL + first) * 4..][..64];
+                if NIBBLES {
+                    let (l, h) = V::nibbles(word($word));
+                    for r in 0..N {
+                        low[r] = V::dot_nibbles(low[r], l, codes_of[r][run][$word]);
+                        high[r] = V::dot_nibbles(high[r], h, codes_of[r][run][$word + 4]);
+                    }
+                } else {
+                    let (l, h) = (
+                        V::signed_bytes(word($word)),
+                        V::signed_bytes(word($word + 4)),
+                    );
+                    for r in 0..N {
+                        low[r] = V::dot_signed(low[r], l, codes_of[r][run][$word]);
+                        high[r] = V::dot_signed(high[r], h, codes_of[r][run][$word + 4]);
+                    }
+                }
+            };
+        }
         walk.step();
-        let codes = &codes[(word * PANEL + first) * 4..][..128];
-        for w in 0..2 {
-            let codes = &codes[64 * w..][..64];
-            if NIBBLES {
-                let (low, high) = V::nibbles(codes);
-                for r in 0..N {
-                    dots[r][w] = V::dot_nibbles(dots[r][w], low, q[r].0[word]);
-                    dots[r][w] = V::dot_nibbles(dots[r][w], high, q[r].0[word + 4]);
-                }
-            } else {
-                let codes = V::signed_bytes(codes);
-                for r in 0..N {
-                    dots[r][w] = V::dot_signed(dots[r][w], codes, q[r].0[word]);
-                }
-            }
+        word!(0);
+        word!(1);
+        if !NIBBLES {
+            walk.step();
+        }
+        word!(2);
+        word!(3);
+        let k_scale = V::load_f16(&scales[(run * PANEL + first) * 2..][..32]);
+        for r in 0..N {
+            let scale = V::splat(scale_of[r][run]).mul(k_scale);
+            acc[r] = V::from_dots(low[r], high[r]).fma(scale, acc[r]);
         }
     }
     *ahead = walk;
-    // By way of memory: sums stay in registers only if all loops over them unroll, which longer ones do not.
-    let mut sums = [[[0.0; 16]; N]; 2];
-    for w in 0..2 {
-        for r in 0..N {
-            V::from_dots(dots[r][w]).store(&mut sums[w][r]);
-        }
-    }
-    let scales = &scales[(run * PANEL + first) * 2..][..64];
-    for w in 0..2 {
-        let k_scale = V::load_f16(&scales[32 * w..]);
-        for r in 0..N {
-            let s = &mut s[r][at + 16 * w..][..16];
-            let scale = V::splat(q[r].1).mul(k_scale);
-            let before = if run == 0 { V::splat(0.0) } else { V::load(s) };
-            V::load(&sums[w][r]).fma(scale, before).store(s);
-        }
+    for r in 0..N {
+        acc[r].store(&mut s[r][at..]);
     }
 }

@@ -10,10 +10,14 @@ type All = ([i32; 32], [[f32; 16]; 4], [u32; 2]);
 fn all<V: F32x16>(bytes: &[u8; 64], q: i32, x: &[f32; 16]) -> All {
     let sum: i32 = q.to_le_bytes().iter().map(|&q| i32::from(q as i8)).sum();
     let start = V::dots(7 - V::SIGNED_BIAS * sum);
-    let signed = V::from_dots(V::dot_signed(start, V::signed_bytes(bytes), q)).to_array();
+    let signed =
+        V::from_dots(V::dot_signed(start, V::signed_bytes(bytes), q), V::dots(0)).to_array();
     let (low, high) = V::nibbles(bytes);
-    let nibbles = V::from_dots(V::dot_nibbles(V::dot_nibbles(V::dots(-3), low, q), high, q));
-    let nibbles = nibbles.to_array();
+    let (low, high) = (
+        V::dot_nibbles(V::dots(-3), low, q),
+        V::dot_nibbles(V::dots(0), high, q),
+    );
+    let nibbles = V::from_dots(low, high).to_array();
     let mut dots = [0; 32];
     for i in 0..16 {
         (dots[i], dots[16 + i]) = (signed[i] as i32, nibbles[i] as i32);

@@ -273,9 +273,14 @@ impl F32x16 for Avx2x16 {
         }
     }
     #[inline(always)]
-    fn from_dots(dots: Self::Dots) -> Self {
+    fn from_dots(a: Self::Dots, b: Self::Dots) -> Self {
         // SAFETY: only inside functions compiled for AVX2.
-        unsafe { Self(_mm256_cvtepi32_ps(dots.0), _mm256_cvtepi32_ps(dots.1)) }
+        unsafe {
+            Self(
+                _mm256_cvtepi32_ps(_mm256_add_epi32(a.0, b.0)),
+                _mm256_cvtepi32_ps(_mm256_add_epi32(a.1, b.1)),
+            )
+        }
     }
 }
 
@@ -547,7 +552,7 @@ impl F32x16 for Avx512x16 {
         unsafe { _mm512_dpbusd_epi32(acc, x, _mm512_set1_epi32(q)) }
     }
     #[inline(always)]
-    fn from_dots(dots: __m512i) -> Self {
-        one!(_mm512_cvtepi32_ps(dots))
+    fn from_dots(a: __m512i, b: __m512i) -> Self {
+        one!(_mm512_cvtepi32_ps(_mm512_add_epi32(a, b)))
     }
 }

@@ -401,16 +401,34 @@ fn columns<V: F32x16, L: Values, const N: usize, const W: usize>(
 trait Stored: Copy {
     /// Bits of a value.
     const BITS: usize;
-    /// 32 values, the first of which is value `at` of the segment.
-    fn load<V: F32x16>(self, at: usize) -> (V, V);
+    /// Some cells of `c` values each, alone.
+    fn cells(self, c: usize, cells: Cells) -> Self;
+    /// 32 values of cell `n`, from value `at` on. Lengths are not checked, as that would cost as much as all the rest.
+    ///
+    /// # Safety
+    /// The cell is one of [`Stored::cells`], and has so many values.
+    unsafe fn load<V: F32x16>(self, n: usize, c: usize, at: usize) -> (V, V);
 }
+
+/// What belongs to some cells, `a_cell` each.
+#[inline(always)]
+fn of_cells<T>(all: &[T], a_cell: usize, cells: Cells) -> &[T] {
+    &all[a_cell * cells.start..a_cell * cells.end]
+}
+
 #[derive(Clone, Copy)]
 struct Halves<'a>(&'a [u8]);
 impl Stored for Halves<'_> {
     const BITS: usize = 16;
     #[inline(always)]
-    fn load<V: F32x16>(self, at: usize) -> (V, V) {
-        let codes = &self.0[2 * at..][..64];
+    fn cells(self, c: usize, cells: Cells) -> Self {
+        Self(of_cells(self.0, 2 * c, cells))
+    }
+    #[inline(always)]
+    unsafe fn load<V: F32x16>(self, n: usize, c: usize, at: usize) -> (V, V) {
+        let at = 2 * (n * c + at);
+        // SAFETY: the caller's.
+        let codes = unsafe { self.0.get_unchecked(at..at + 64) };
         (V::load_f16(&codes[..32]), V::load_f16(&codes[32..]))
     }
 }
@@ -419,8 +437,14 @@ struct Bfloats<'a>(&'a [u8]);
 impl Stored for Bfloats<'_> {
     const BITS: usize = 16;
     #[inline(always)]
-    fn load<V: F32x16>(self, at: usize) -> (V, V) {
-        let codes = &self.0[2 * at..][..64];
+    fn cells(self, c: usize, cells: Cells) -> Self {
+        Self(of_cells(self.0, 2 * c, cells))
+    }
+    #[inline(always)]
+    unsafe fn load<V: F32x16>(self, n: usize, c: usize, at: usize) -> (V, V) {
+        let at = 2 * (n * c + at);
+        // SAFETY: the caller's.
+        let codes = unsafe { self.0.get_unchecked(at..at + 64) };
         (V::load_bf16(&codes[..32]), V::load_bf16(&codes[32..]))
     }
 }
@@ -430,8 +454,16 @@ struct Bytes<'a>(&'a [u8], &'a [f32]);
 impl Stored for Bytes<'_> {
     const BITS: usize = 8;
     #[inline(always)]
-    fn load<V: F32x16>(self, at: usize) -> (V, V) {
-        let (codes, d) = (&self.0[at..][..32], V::splat(self.1[at / 32]));
+    fn cells(self, c: usize, cells: Cells) -> Self {
+        Self(of_cells(self.0, c, cells), of_cells(self.1, c / 32, cells))
+    }
+    #[inline(always)]
+    unsafe fn load<V: F32x16>(self, n: usize, c: usize, at: usize) -> (V, V) {
+        let run = n * (c / 32) + at / 32;
+        let at = n * c + at;
+        // SAFETY: the caller's.
+        let (codes, d) = unsafe { (self.0.get_unchecked(at..at + 32), self.1.get_unchecked(run)) };
+        let d = V::splat(*d);
         (
             V::load_i8(&codes[..16]).mul(d),
             V::load_i8(&codes[16..]).mul(d),
@@ -444,8 +476,20 @@ struct Nibbles<'a>(&'a [u8], &'a [f32]);
 impl Stored for Nibbles<'_> {
     const BITS: usize = 4;
     #[inline(always)]
-    fn load<V: F32x16>(self, at: usize) -> (V, V) {
-        V::load_scaled_nibbles(&self.0[at / 2..][..16], self.1[at / 32])
+    fn cells(self, c: usize, cells: Cells) -> Self {
+        let (codes, scales) = (
+            of_cells(self.0, c / 2, cells),
+            of_cells(self.1, c / 32, cells),
+        );
+        Self(codes, scales)
+    }
+    #[inline(always)]
+    unsafe fn load<V: F32x16>(self, n: usize, c: usize, at: usize) -> (V, V) {
+        let run = n * (c / 32) + at / 32;
+        let at = n * (c / 2) + at / 2;
+        // SAFETY: the caller's.
+        let (codes, d) = unsafe { (self.0.get_unchecked(at..at + 16), self.1.get_unchecked(run)) };
+        V::load_scaled_nibbles(codes, *d)
     }
 }
 
@@ -520,15 +564,23 @@ fn decoded<V: F32x16, L: Stored, const N: usize, const W: usize>(
             }
         }
     }
+    let (cells, first) = (seen.end - seen.start, segment * SEGMENT + seen.start);
+    let v = v.cells(c, seen);
+    assert!(
+        at + 16 * W <= c && first + cells <= CELLS,
+        "cells and values"
+    );
     let mut walk = *ahead;
-    for n in seen.start..seen.end {
+    for n in 0..cells {
         walk.step();
         let mut x = [V::splat(0.0); W];
         for i in 0..W / 2 {
-            (x[2 * i], x[2 * i + 1]) = v.load::<V>(n * c + at + 32 * i);
+            // SAFETY: of the cells that `v` has, and values that each has.
+            (x[2 * i], x[2 * i + 1]) = unsafe { v.load::<V>(n, c, at + 32 * i) };
         }
         for r in 0..N {
-            let w = V::splat(w[r][segment * SEGMENT + n]);
+            // SAFETY: a row has a weight for each of the block's cells.
+            let w = V::splat(unsafe { *w[r].get_unchecked(first + n) });
             for i in 0..W {
                 acc[r][i] = w.fma(x[i], acc[r][i]);
             }

@@ -92,6 +92,15 @@ pub enum Error {
         problem: String,
     },
 
+    /// A text that is no recording of windows.
+    #[error("recording: line {line} {problem}")]
+    Recording {
+        /// Which line, from 1.
+        line: usize,
+        /// What is wrong, as in "has version 2, expected 1".
+        problem: String,
+    },
+
     /// A profile that does not ship.
     #[error("no example profile {found:?}: expected one of {}", known.join(", "))]
     ProfileName {

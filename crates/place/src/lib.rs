@@ -17,5 +17,6 @@ pub mod model;
 pub mod plot;
 pub mod profile;
 pub mod tier;
+pub mod windows;
 
 pub use error::Error;

@@ -30,3 +30,6 @@ pub const DEVICE_RESERVE_BYTES: u64 = 128 << 20;
 
 /// The largest context that a plan looks for when it says what fits: beyond any trained length.
 pub const CTX_SEARCH_MAX: u64 = 1 << 26;
+
+/// Bytes of a recording of windows: a million lines, twenty thousand runs of a model with 48 layers.
+pub const WINDOWS_TEXT_BYTES_MAX: usize = 128 << 20;

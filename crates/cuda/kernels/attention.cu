@@ -156,7 +156,7 @@ struct Part {
 // read before the kernel ahead has ended: it is the host that writes them.
 extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 2) fold(const float* partials, const float* groups, const Part* parts, const unsigned* count, const float* sinks,
                                                                float* out, int heads, int c, int hadamard, int block, int unit, unsigned* done, uint32_t* q, int2* meta, float* d,
-                                                               __half* s16, int passes) {
+                                                               __half* s16, int how) {
     __shared__ __align__(16) float values[BATCH][COLUMNS + 1];  // of groups; in the last column l
     __shared__ Part listed[BATCH + 1], entries[BATCH];
     __shared__ float m_of[BATCH], l_of[BATCH], a_of[BATCH], b_of[BATCH], a_group[BATCH / GROUP], b_group[BATCH / GROUP], m_all, sum;
@@ -337,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 2) fold(const float* 
         result = value / l;
         out[(size_t)head * c + at] = result;
     }
-    const ActsOut to{q, meta, d, s16, heads * c, passes};
+    const ActsOut to{q, meta, d, s16, heads * c, how};
     if (block == 0 && !hadamard) return;
     if (block == 32 && !hadamard && c % 32 == 0) {
         if (t >= 32) return;

@@ -98,10 +98,10 @@ template <class V> __device__ __forceinline__ void residual_norm_row(float* x, c
 // stays), one pass, no bias, no norm of the delta; not scaled without w; no such result. A thread block a row; dynamic shared memory: D floats.
 // Registers: what a thread block of the product behind it leaves (product_one.cuh), so that one holds both.
 extern "C" __global__ void __launch_bounds__(640, 2) residual_norm(float* x, const float* delta, const float* delta2, const float* bias, const float* post,
-                                                                const float* w, float* normed, int d, float eps, uint32_t* q32, int2* meta, int passes32,
-                                                                uint32_t* q256, float* d256, __half* s16, int passes256) {
+                                                                const float* w, float* normed, int d, float eps, uint32_t* q32, int2* meta, int how32,
+                                                                uint32_t* q256, float* d256, __half* s16, int how256) {
     let_next_start();
-    const ResidualNorm a{delta, delta2, bias, post, w, normed, d, eps, {q32, meta, nullptr, nullptr, d, passes32}, {q256, nullptr, d256, s16, d, passes256}};
+    const ResidualNorm a{delta, delta2, bias, post, w, normed, d, eps, {q32, meta, nullptr, nullptr, d, how32}, {q256, nullptr, d256, s16, d, how256}};
     if (d % 4 == 0) {
         residual_norm_row<float4>(x, a);
     } else {
@@ -146,7 +146,7 @@ extern "C" __global__ void gated(float* gate, const float* up, int f, unsigned l
 }
 
 // The same, its result in blocks; if asked for, as f32 as well. Blocks of 32: grid (ceil(K / 4 / blockDim), T).
-extern "C" __global__ void gated_32(float* gate, const float* up, int f, int is_kept, uint32_t* q, int2* meta, int K, int passes) {
+extern "C" __global__ void gated_32(float* gate, const float* up, int f, int is_kept, uint32_t* q, int2* meta, int K, int how) {
     let_next_start();
     wait_for_previous();
     const int i = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y, run = i / 8;
@@ -155,10 +155,10 @@ extern "C" __global__ void gated_32(float* gate, const float* up, int f, int is_
     float4 x = make_float4(0, 0, 0, 0);
     if (live) x = gated_4(f, *(const float4*)(gate + at), *(const float4*)(up + at));
     if (live && is_kept) *(float4*)(gate + at) = x;
-    emit_32({q, meta, nullptr, nullptr, K, passes}, x, t, run, i % 8, live);
+    emit_32({q, meta, nullptr, nullptr, K, how}, x, t, run, i % 8, live);
 }
 // Blocks of 256: grid (ceil(K / 256 / warps), T).
-extern "C" __global__ void gated_256(float* gate, const float* up, int f, int is_kept, uint32_t* q, float* d, __half* s16, int K, int passes) {
+extern "C" __global__ void gated_256(float* gate, const float* up, int f, int is_kept, uint32_t* q, float* d, __half* s16, int K, int how) {
     let_next_start();
     wait_for_previous();
     const int lane = threadIdx.x % 32, block = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, t = blockIdx.y;
@@ -170,7 +170,7 @@ extern "C" __global__ void gated_256(float* gate, const float* up, int f, int is
         x[i] = gated_4(f, *(const float4*)(gate + at + 128 * i), *(const float4*)(up + at + 128 * i));
         if (is_kept) *(float4*)(gate + at + 128 * i) = x[i];
     }
-    emit_256({q, nullptr, d, s16, K, passes}, x, t, block);
+    emit_256({q, nullptr, d, s16, K, how}, x, t, block);
 }
 
 // x += y, both [T, D]; `stride` 0: y is one row for all tokens, else D.

@@ -332,7 +332,7 @@ __device__ __forceinline__ void gemm_fetch(uint8_t* st, const uint32_t* table, c
 
 // grid: (row blocks, column blocks). Reads up to a step past the end of W and of the activations, which have room for it.
 template <class F, class S>
-__device__ __forceinline__ void gemm(const uint8_t* __restrict__ w, const Acts& act, float* __restrict__ y, int N, int K, int columns, int passes) {
+__device__ __forceinline__ void gemm(const uint8_t* __restrict__ w, const Acts& act, float* __restrict__ y, const float* bias, int N, int K, int columns, int passes) {
     using G = Gemm<F, S>;
     constexpr int FM = S::FM, FN = S::FN, BLOCK = G::BLOCK;
     extern __shared__ __align__(128) uint8_t smem[];
@@ -476,11 +476,12 @@ __device__ __forceinline__ void gemm(const uint8_t* __restrict__ w, const Acts& 
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 if (row + r >= N) continue;
+                auto put = [&](int t, float v) { y[(size_t)t * N + row + r] = bias != nullptr ? __fadd_rn(v, bias[row + r]) : v; };
                 if (passes == 2) {
-                    if (column < columns) y[(size_t)(column / 2) * N + row + r] = __fadd_rn(out[2 * r], out[2 * r + 1]);
+                    if (column < columns) put(column / 2, __fadd_rn(out[2 * r], out[2 * r + 1]));
                 } else {
-                    if (column < columns) y[(size_t)column * N + row + r] = out[2 * r];
-                    if (column + 1 < columns) y[(size_t)(column + 1) * N + row + r] = out[2 * r + 1];
+                    if (column < columns) put(column, out[2 * r]);
+                    if (column + 1 < columns) put(column + 1, out[2 * r + 1]);
                 }
             }
         }
@@ -530,7 +531,7 @@ template <class F> __device__ __forceinline__ void decode_rows(const uint8_t* __
 // ---------------------------------------------------------------------------------------------------- the kernels of a format
 
 #define PRODUCT_PARAMETERS \
-    const uint8_t *w, const uint2 *q, const int2 *meta, const float *d, const uint2 *s16, float *y, int N, int K, int columns, int passes
+    const uint8_t *w, const uint2 *q, const int2 *meta, const float *d, const uint2 *s16, float *y, const float *bias, int N, int K, int columns, int passes
 
 // As Few has them: kernels' parameters are words of 8 bytes at most.
 #define GEMV_PARAMETERS                                                                                                  \
@@ -541,7 +542,7 @@ template <class F> __device__ __forceinline__ void decode_rows(const uint8_t* __
 
 #define WIDE_KERNEL(F)                                                                                                    \
     extern "C" __global__ void __launch_bounds__(Gemm<F, Wide>::THREADS, 1) gemm_wide(PRODUCT_PARAMETERS) {               \
-        gemm<F, Wide>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes);                                                \
+        gemm<F, Wide>(w, Acts{q, meta, d, s16}, y, bias, N, K, columns, passes);                                                \
     }
 
 #define PRODUCT_KERNELS(F)                                                                                                \
@@ -554,7 +555,7 @@ template <class F> __device__ __forceinline__ void decode_rows(const uint8_t* __
     extern "C" __global__ void gemv_8(GEMV_PARAMETERS) { gemv<F, 1>(FEW, Acts{q, meta, d, s16}, K, columns, passes); } \
     extern "C" __global__ void gemv_16(GEMV_PARAMETERS) { gemv<F, 2>(FEW, Acts{q, meta, d, s16}, K, columns, passes); } \
     extern "C" __global__ void __launch_bounds__(Gemm<F, Narrow>::THREADS) gemm_narrow(PRODUCT_PARAMETERS) {              \
-        gemm<F, Narrow>(w, Acts{q, meta, d, s16}, y, N, K, columns, passes);                                              \
+        gemm<F, Narrow>(w, Acts{q, meta, d, s16}, y, bias, N, K, columns, passes);                                              \
     }                                                                                                                     \
     extern "C" __global__ void decode(const uint8_t* w, const int* ids, float* y, int N, int K) {                         \
         wait_for_previous();                                                                                              \

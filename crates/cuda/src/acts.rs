@@ -1,6 +1,6 @@
 //! Activations as 8-bit blocks on the device (`kernels/acts.cu`), laid out as the products read them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 
 use quant::act::{BLOCK32, BLOCK256, Passes};
 
@@ -10,9 +10,6 @@ use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
 use crate::product::FEW_MAX;
 use crate::stream::Stream;
-
-/// Columns (rows of codes) that lie together.
-const GROUP: usize = 8;
 
 /// Bytes behind the activations that kernels may read, though not use.
 const SLACK_BYTES: usize = 4096;
@@ -24,50 +21,42 @@ pub struct Acts {
     pub(crate) meta: Buffer<u8>,
     pub(crate) d: Buffer<u8>,
     pub(crate) s16: Buffer<u8>,
-    arranged: Option<Arranged>,
+    /// On devices that have kernels which read arranged activations.
+    sharing: Option<Arc<Sharing>>,
     columns_max: usize,
     k_max: usize,
     holds: Shape,
+    layout: Layout,
 }
 
-/// The same activations as the kernels for many columns of devices of 9.0 read them (`kernels/gemm_acts.cu`).
-#[derive(Debug)]
-pub(crate) struct Arranged {
-    pub(crate) image: Buffer<u8>,
-    pub(crate) scale: Buffer<u8>,
-    pub(crate) sums: Buffer<u8>,
-    blocks_32: Kernel,
-    blocks_256: Kernel,
-    /// Whether it holds what was quantised last.
-    current: AtomicBool,
+/// How quantised activations lie in memory (`kernels/acts.cuh`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// As most kernels read them.
+    Blocks,
+    /// As the kernels for many columns of devices of 9.0 do.
+    Arranged,
 }
+
+/// What thread blocks that share a tile hand on (`kernels/gemm_many.cuh`), and whether they have.
+#[derive(Debug)]
+pub(crate) struct Sharing {
+    pub(crate) shares: Buffer<f32>,
+    pub(crate) flags: Buffer<i32>,
+}
+
+/// Thread blocks of a launch that may share tiles: as many as the largest devices of 9.0 have multiprocessors.
+pub(crate) const SHARING_MAX: usize = 132;
+
+/// What each has to hand on: two values for each output of a tile of 128 x 128, and a flag a warp.
+const SHARE_VALUES: usize = 2 * 128 * 128;
+const SHARE_FLAGS: usize = 8;
 
 /// Columns that are arranged together.
 const SET: usize = 16;
 
-impl Arranged {
-    /// Memory for as many columns of as many values, for devices that have the kernels.
-    fn new(stream: &Stream, columns: usize, k: usize) -> Result<Option<Self>, Error> {
-        let device = stream.device();
-        if columns <= FEW_MAX || device.properties().compute != WGMMA_COMPUTE {
-            return Ok(None);
-        }
-        let module = Module::load(device, "gemm_acts")?;
-        let columns = columns.next_multiple_of(SET);
-        Ok(Some(Self {
-            image: Buffer::new(device, columns * k)?,
-            scale: Buffer::new(device, columns * k / BLOCK32 * 4)?,
-            sums: Buffer::new(device, columns * k / BLOCK32 * 4)?,
-            blocks_32: module.kernel("arrange_32")?,
-            blocks_256: module.kernel("arrange_256")?,
-            current: AtomicBool::new(false),
-        }))
-    }
-
-    fn bytes(&self) -> usize {
-        self.image.bytes() + self.scale.bytes() + self.sums.bytes()
-    }
-}
+/// Values of K that are arranged together.
+const ARRANGED_K: usize = 128;
 
 /// What activations are in an [`Acts`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,14 +91,15 @@ impl Shape {
     }
 }
 
-/// Where kernels write blocks.
+/// Where kernels write blocks, and how.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Written {
     pub(crate) q: Arg,
     pub(crate) meta: Arg,
     pub(crate) d: Arg,
     pub(crate) s16: Arg,
-    pub(crate) passes: Arg,
+    /// `ActsOut::how`.
+    pub(crate) how: Arg,
 }
 
 impl Written {
@@ -119,14 +109,39 @@ impl Written {
         meta: Arg::NULL,
         d: Arg::NULL,
         s16: Arg::NULL,
-        passes: Arg::NULL,
+        how: Arg::NULL,
     };
 }
 
 impl Acts {
     /// Memory for `tokens` tokens in up to two passes, of up to `k_max` values.
     pub fn new(stream: &Stream, tokens: usize, k_max: usize) -> Result<Self, Error> {
-        let columns_max = (tokens * Passes::Two.count()).next_multiple_of(GROUP);
+        let device = stream.device();
+        let columns = tokens * Passes::Two.count();
+        let sharing = if columns > FEW_MAX && device.properties().compute == WGMMA_COMPUTE {
+            Some(Arc::new(Sharing {
+                shares: Buffer::new(device, SHARING_MAX * SHARE_VALUES)?,
+                flags: Buffer::zeroed(stream, SHARING_MAX * SHARE_FLAGS)?,
+            }))
+        } else {
+            None
+        };
+        Self::with(stream, tokens, k_max, sharing)
+    }
+
+    /// The same beside others for as many tokens, used in the same stream.
+    pub fn beside(stream: &Stream, other: &Self, k_max: usize) -> Result<Self, Error> {
+        let tokens = other.columns_max / Passes::Two.count();
+        Self::with(stream, tokens, k_max, other.sharing.clone())
+    }
+
+    fn with(
+        stream: &Stream,
+        tokens: usize,
+        k_max: usize,
+        sharing: Option<Arc<Sharing>>,
+    ) -> Result<Self, Error> {
+        let columns_max = (tokens * Passes::Two.count()).next_multiple_of(SET);
         let k = k_max.next_multiple_of(BLOCK256);
         let zeroed = |bytes| Buffer::zeroed(stream, bytes + SLACK_BYTES);
         Ok(Self {
@@ -134,7 +149,7 @@ impl Acts {
             meta: zeroed(columns_max * k / BLOCK32 * 8)?,
             d: zeroed(columns_max * k / BLOCK256 * 4)?,
             s16: zeroed(columns_max * k / 16 * 2)?,
-            arranged: Arranged::new(stream, columns_max, k)?,
+            sharing,
             columns_max,
             k_max: k,
             holds: Shape {
@@ -143,12 +158,40 @@ impl Acts {
                 block: BLOCK32,
                 passes: Passes::One,
             },
+            layout: Layout::Blocks,
         })
+    }
+
+    /// The same, never arranged for the kernels that want it: for tests, and for who reads the blocks.
+    pub fn in_blocks(self) -> Self {
+        Self {
+            sharing: None,
+            ..self
+        }
     }
 
     /// What is in it.
     pub fn shape(&self) -> Shape {
         self.holds
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    pub(crate) fn sharing(&self) -> Option<&Sharing> {
+        self.sharing.as_deref()
+    }
+
+    /// Of arranged activations: where scales lie, and sums.
+    pub(crate) fn arranged_floats(&self) -> (Arg, Arg) {
+        if self.holds.block != BLOCK32 {
+            return ((&self.d).into(), (&self.s16).into());
+        }
+        let columns = self.holds.columns().next_multiple_of(SET);
+        let scale_bytes = (self.holds.k / BLOCK32 * columns * 4) as u64;
+        let scale = self.meta.address();
+        (scale.into(), (scale + scale_bytes).into())
     }
 
     /// Says that a kernel will write blocks of this shape, and where to.
@@ -157,71 +200,39 @@ impl Acts {
     /// If there is no room for them.
     pub(crate) fn written(&mut self, op: &'static str, shape: Shape) -> Result<Written, Error> {
         let Shape { k, block, .. } = shape;
+        let columns = shape.columns();
         let fits =
             |what, found: usize, room: usize| length(op, what, found.saturating_sub(room), 0);
-        fits("columns over the room", shape.columns(), self.columns_max)?;
+        fits("columns over the room", columns, self.columns_max)?;
         fits("K over the room", k, self.k_max)?;
         if block != BLOCK32 {
             length(op, "block", block, BLOCK256)?;
         }
         length(op, "values of K past whole blocks", k % block, 0)?;
+        let is_arranged =
+            self.sharing.is_some() && columns > FEW_MAX && k.is_multiple_of(ARRANGED_K);
         self.holds = shape;
-        if let Some(arranged) = &self.arranged {
-            arranged.current.store(false, Ordering::Relaxed);
-        }
+        self.layout = if is_arranged {
+            Layout::Arranged
+        } else {
+            Layout::Blocks
+        };
+        let groups = match self.layout {
+            Layout::Blocks => 0,
+            Layout::Arranged => columns.div_ceil(SET) * 2,
+        };
         Ok(Written {
             q: (&self.q).into(),
             meta: (&self.meta).into(),
             d: (&self.d).into(),
             s16: (&self.s16).into(),
-            passes: (shape.passes.count() as i32).into(),
+            how: ((shape.passes.count() + 4 * groups) as i32).into(),
         })
     }
 
-    /// The activations in the layout of the kernels for many columns; made when they are first asked for.
-    ///
-    /// # Errors
-    /// If the device has no such kernels.
-    pub(crate) fn arranged(&self, stream: &Stream, start: Start) -> Result<&Arranged, Error> {
-        let arranged = self.arranged.as_ref().ok_or_else(|| Error::NoModule {
-            module: "gemm_acts".into(),
-        })?;
-        if arranged.current.swap(true, Ordering::Relaxed) {
-            return Ok(arranged);
-        }
-        let Shape { k, block, .. } = self.holds;
-        let columns = self.holds.columns();
-        let last = [
-            Arg::from(&arranged.image),
-            (&arranged.scale).into(),
-            (&arranged.sums).into(),
-            (k as i32).into(),
-            (columns as i32).into(),
-        ];
-        // A thread takes a run of 32 values of a column; a thread block whole lines of 128 bytes of 16 columns.
-        let (kernel, args) = if block == BLOCK32 {
-            let args = [&[Arg::from(&self.q), (&self.meta).into()], &last[..]].concat();
-            (&arranged.blocks_32, args)
-        } else {
-            let args = [
-                &[Arg::from(&self.q), (&self.d).into(), (&self.s16).into()],
-                &last[..],
-            ]
-            .concat();
-            (&arranged.blocks_256, args)
-        };
-        let runs = (k / 32).next_multiple_of(4);
-        let grid = [(runs * SET).div_ceil(256), columns.div_ceil(SET), 1];
-        let launch = Launch::grid(grid.map(|n| n as u32), [256, 1, 1]).start(start);
-        // SAFETY: the kernel reads the columns that `self` holds and writes as many, filled up to whole sets, for which there is room.
-        unsafe { kernel.launch(stream, launch, &args) }?;
-        Ok(arranged)
-    }
-
-    /// Bytes of device memory.
+    /// Bytes of device memory, without what it may have in common with others.
     pub fn device_bytes(&self) -> usize {
-        let arranged = self.arranged.as_ref().map_or(0, Arranged::bytes);
-        self.q.bytes() + self.meta.bytes() + self.d.bytes() + self.s16.bytes() + arranged
+        self.q.bytes() + self.meta.bytes() + self.d.bytes() + self.s16.bytes()
     }
 }
 
@@ -259,7 +270,7 @@ impl Quantiser {
         if tokens == 0 || k == 0 {
             return Ok(());
         }
-        let last = [(k as i32).into(), to.passes];
+        let last = [(k as i32).into(), to.how];
         let (kernel, args) = if shape.block == BLOCK32 {
             let args = [&[x.into(), to.q, to.meta], &last[..]].concat();
             (&self.blocks_32, args)

@@ -404,7 +404,7 @@ impl Attention {
             written.meta,
             written.d,
             written.s16,
-            written.passes,
+            written.how,
         ];
         let grid = [heads, c.div_ceil(32), 1].map(|n| n as u32);
         // SAFETY: as the kernel takes them; lengths are checked.

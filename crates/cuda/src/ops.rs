@@ -272,11 +272,11 @@ impl Ops {
             Arg::from(eps),
             blocks32.q,
             blocks32.meta,
-            blocks32.passes,
+            blocks32.how,
             blocks256.q,
             blocks256.d,
             blocks256.s16,
-            blocks256.passes,
+            blocks256.how,
         ];
         // Two pieces of 4 values a thread.
         let threads = width.div_ceil(8).next_multiple_of(32);
@@ -388,7 +388,7 @@ impl Ops {
             i32::from(is_kept).into(),
             to.q,
         ];
-        let last = [Arg::from(shape.k as i32), to.passes];
+        let last = [Arg::from(shape.k as i32), to.how];
         let (kernel, args) = if shape.block == BLOCK32 {
             (&self.gated_32, [&first, &[to.meta][..], &last].concat())
         } else {

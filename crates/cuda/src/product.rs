@@ -11,14 +11,14 @@ use gguf::TensorType;
 use quant::formats::{self, Class};
 use quant::product::act_block;
 
-use crate::acts::Acts;
+use crate::acts::{Acts, Layout, SHARING_MAX};
 use crate::device::Device;
 use crate::error::{Error, length};
 use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
 use crate::stream::Stream;
 use crate::weights::Weights;
-use cut::{FewCut, FloatCut, ManyCut, OneCut, Reads, Room};
+use cut::{FewCut, FloatCut, ManyCut, OneCut, Room};
 
 /// Columns that the kernels for few take.
 pub const FEW_MAX: usize = 16;
@@ -69,6 +69,12 @@ struct Many {
     name: &'static str,
     kernel: Kernel,
     cut: ManyCut,
+}
+
+impl Many {
+    fn takes(&self, acts: &Acts) -> bool {
+        self.cut.reads == acts.layout() && self.cut.takes(acts.shape().k)
+    }
 }
 
 /// Kernels for few columns.
@@ -185,7 +191,20 @@ impl Product {
         }
     }
 
+    /// Whether the kernel of this name takes these activations.
+    pub fn takes(&self, name: &str, acts: &Acts) -> bool {
+        let many = match &self.kernels {
+            Kernels::Quantised { many, .. } => &many[..],
+            Kernels::Float { .. } => &[],
+        };
+        many.iter()
+            .any(|many| many.name == name && many.takes(acts))
+    }
+
     /// The same as [`Product::quantised`], of many columns by the kernel of this name.
+    ///
+    /// # Errors
+    /// If there is no such kernel, or it does not take this K.
     pub fn quantised_by(
         &self,
         name: Option<&str>,
@@ -195,77 +214,14 @@ impl Product {
         acts: &Acts,
         y: &mut Buffer<f32>,
     ) -> Result<(), Error> {
-        const OP: &str = "product";
-        let Kernels::Quantised { few, many } = &self.kernels else {
-            return Err(Error::Format {
-                op: "product of quantised activations",
-                format: self.ty.name(),
-            });
-        };
-        self.check(OP, w)?;
-        self.check_acts(OP, w, acts)?;
-        let shape = acts.shape();
-        room(OP, "values of y", y.len(), shape.tokens * w.n())?;
-        let columns = shape.columns();
-        if columns == 0 || w.n() == 0 {
-            return Ok(());
-        }
-        if w.k() == 0 {
-            return y.fill_bytes(stream, 0);
-        }
-        if columns <= FEW_MAX {
-            let bias = None;
-            return self.few(stream, start, acts, few, &mut [Output { w, bias, y }]);
-        }
-        let multiprocessors = stream.device().properties().multiprocessors;
-        let work = |many: &&Many| many.cut.work(w.n(), columns, multiprocessors);
-        let chosen = match name {
-            Some(name) => many.iter().find(|many| many.name == name),
-            None => many.iter().min_by_key(work),
-        };
-        let Many { kernel, cut, .. } = chosen.ok_or_else(|| Error::NoModule {
-            module: format!("{}::{}", self.ty.name(), name.unwrap_or("gemm")),
-        })?;
-        let operands = match cut.reads {
-            Reads::Blocks => vec![
-                Arg::from(&acts.q),
-                (&acts.meta).into(),
-                (&acts.d).into(),
-                (&acts.s16).into(),
-            ],
-            Reads::Arranged => {
-                let acts = acts.arranged(stream, start)?;
-                vec![
-                    (&acts.image).into(),
-                    (&acts.scale).into(),
-                    (&acts.sums).into(),
-                ]
-            }
-        };
-        let args = [
-            &[Arg::from(w.data())],
-            &operands[..],
-            &[
-                y.into(),
-                (w.n() as i32).into(),
-                (w.k() as i32).into(),
-                (columns as i32).into(),
-                (shape.passes.count() as i32).into(),
-            ],
-        ]
-        .concat();
-        let launch = Launch::grid(cut.grid(w.n(), columns), [cut.threads as u32, 1, 1])
-            .shared(cut.shared_bytes)
-            .start(start);
-        // SAFETY: the arguments are those of `gemm_*`; the lengths of all buffers were checked, and both operands have the
-        // slack behind them that the kernel may read.
-        unsafe { kernel.launch(stream, launch, &args) }
+        let bias = None;
+        self.together_by(name, stream, start, acts, &mut [Output { w, bias, y }])
     }
 
-    /// Products of the same activations, up to [`FEW_MAX`] columns, with up to [`TOGETHER_MAX`] matrices, in one launch.
+    /// Products of the same activations with up to [`TOGETHER_MAX`] matrices, in one launch where the kernel for so many columns can.
     ///
     /// # Errors
-    /// If there are more of either, or the matrices are not all of this format and of the activations' K.
+    /// If there are more, or the matrices are not all of this format and of the activations' K.
     pub fn together(
         &self,
         stream: &Stream,
@@ -273,37 +229,129 @@ impl Product {
         acts: &Acts,
         outputs: &mut [Output<'_>],
     ) -> Result<(), Error> {
+        self.together_by(None, stream, start, acts, outputs)
+    }
+
+    /// The same as [`Product::together`], of many columns by the kernel of this name.
+    ///
+    /// # Errors
+    /// As [`Product::together`] and [`Product::quantised_by`].
+    pub fn together_by(
+        &self,
+        name: Option<&str>,
+        stream: &Stream,
+        start: Start,
+        acts: &Acts,
+        outputs: &mut [Output<'_>],
+    ) -> Result<(), Error> {
         const OP: &str = "products";
-        let Kernels::Quantised { few, .. } = &self.kernels else {
+        let Kernels::Quantised { few, many } = &self.kernels else {
             return Err(Error::Format {
                 op: "product of quantised activations",
                 format: self.ty.name(),
             });
         };
-        let over = |found: usize, most: usize| found.saturating_sub(most);
-        let columns = acts.shape().columns();
-        length(OP, "columns over the limit", over(columns, FEW_MAX), 0)?;
-        let matrices = outputs.len();
-        length(
-            OP,
-            "matrices over the limit",
-            over(matrices, TOGETHER_MAX),
-            0,
-        )?;
+        let over = outputs.len().saturating_sub(TOGETHER_MAX);
+        length(OP, "matrices over the limit", over, 0)?;
+        let shape = acts.shape();
         for output in outputs.iter() {
-            let (n, tokens) = (output.w.n(), acts.shape().tokens);
+            let n = output.w.n();
             self.check(OP, output.w)?;
             self.check_acts(OP, output.w, acts)?;
-            room(OP, "values of y", output.y.len(), tokens * n)?;
+            room(OP, "values of y", output.y.len(), shape.tokens * n)?;
             if let Some(bias) = output.bias {
                 room(OP, "bias", bias.len(), n)?;
             }
         }
         let rows: usize = outputs.iter().map(|output| output.w.n()).sum();
-        if columns == 0 || rows == 0 {
+        if shape.columns() == 0 || rows == 0 {
             return Ok(());
         }
-        self.few(stream, start, acts, few, outputs)
+        room(OP, "K", shape.k, 1)?;
+        if shape.columns() <= FEW_MAX {
+            self.few(stream, start, acts, few, outputs)
+        } else {
+            self.many_columns(name, stream, start, acts, many, outputs)
+        }
+    }
+
+    /// The launches of [`Product::together`] of many columns, whose operands are checked.
+    fn many_columns(
+        &self,
+        name: Option<&str>,
+        stream: &Stream,
+        start: Start,
+        acts: &Acts,
+        many: &[Many],
+        outputs: &mut [Output<'_>],
+    ) -> Result<(), Error> {
+        let shape = acts.shape();
+        let columns = shape.columns();
+        let multiprocessors = stream.device().properties().multiprocessors;
+        let mut rows = [0; TOGETHER_MAX];
+        for (rows, output) in rows.iter_mut().zip(outputs.iter()) {
+            *rows = output.w.n();
+        }
+        let mut taking = many.iter().filter(|many| many.takes(acts));
+        let work = |many: &&Many| many.cut.work(&rows, columns, multiprocessors);
+        let chosen = match name {
+            Some(name) => taking.find(|many| many.name == name),
+            None => taking.min_by_key(work),
+        };
+        let Many { kernel, cut, .. } = chosen.ok_or_else(|| Error::NoModule {
+            module: format!("{}::{}", self.ty.name(), name.unwrap_or("gemm")),
+        })?;
+        let sizes = [shape.k, columns, shape.passes.count()].map(|n| Arg::from(n as i32));
+        let launch = |grid| {
+            Launch::grid(grid, [cut.threads as u32, 1, 1])
+                .shared(cut.shared_bytes)
+                .start(start)
+        };
+        let Some(sharing) = acts.sharing().filter(|_| cut.reads == Layout::Arranged) else {
+            for Output { w, bias, y } in outputs {
+                let args = [
+                    w.data().into(),
+                    (&acts.q).into(),
+                    (&acts.meta).into(),
+                    (&acts.d).into(),
+                    (&acts.s16).into(),
+                    (&mut **y).into(),
+                    bias.map_or(Arg::NULL, Arg::from),
+                    (w.n() as i32).into(),
+                    sizes[0],
+                    sizes[1],
+                    sizes[2],
+                ];
+                // SAFETY: the arguments are those of `gemm_wide` and `gemm_narrow`; the lengths of all buffers were checked, and both
+                // operands have the slack behind them that the kernel may read.
+                unsafe { kernel.launch(stream, launch(cut.grid(w.n(), columns)), &args) }?;
+            }
+            return Ok(());
+        };
+        let (scale, sums) = acts.arranged_floats();
+        let last = [
+            (&acts.q).into(),
+            scale,
+            sums,
+            (&sharing.shares).into(),
+            (&sharing.flags).into(),
+            sizes[0],
+            sizes[1],
+            sizes[2],
+        ];
+        let mut args = [Arg::NULL; 4 * TOGETHER_MAX + 8];
+        let operands = operands(outputs);
+        for (to, from) in args
+            .iter_mut()
+            .zip(operands.as_flattened().iter().chain(&last))
+        {
+            *to = *from;
+        }
+        let grid = cut.tiles(&rows, columns).min(multiprocessors);
+        let grid = grid.min(SHARING_MAX) as u32;
+        // SAFETY: the arguments are those of `gemm_128` and `gemm_64`; the lengths of all buffers were checked, every thread block has its
+        // shares and flags, and there are no more of them than multiprocessors, so that all run at once.
+        unsafe { kernel.launch(stream, launch([grid, 1, 1]), &args) }
     }
 
     /// The launch of [`Product::together`], whose operands are checked.
@@ -319,14 +367,7 @@ impl Product {
         let columns = shape.columns();
         let tiles = outputs.iter().map(|output| output.w.tiles()).sum();
         let properties = stream.device().properties();
-        // [what][matrix]
-        let mut of = [[Arg::NULL; TOGETHER_MAX]; 4];
-        for (m, output) in outputs.iter_mut().enumerate() {
-            of[0][m] = output.w.data().into();
-            of[1][m] = (&mut *output.y).into();
-            of[2][m] = output.bias.map_or(Arg::NULL, Arg::from);
-            of[3][m] = (output.w.n() as i32).into();
-        }
+        let of = operands(outputs);
         let last: [Arg; LAST] = [
             (&acts.q).into(),
             (&acts.meta).into(),
@@ -552,6 +593,18 @@ impl Product {
             })
         }
     }
+}
+
+/// What kernels for several matrices take of them: [weights, y, bias, rows][matrix].
+fn operands(outputs: &mut [Output<'_>]) -> [[Arg; TOGETHER_MAX]; 4] {
+    let mut of = [[Arg::NULL; TOGETHER_MAX]; 4];
+    for (m, output) in outputs.iter_mut().enumerate() {
+        of[0][m] = output.w.data().into();
+        of[1][m] = (&mut *output.y).into();
+        of[2][m] = output.bias.map_or(Arg::NULL, Arg::from);
+        of[3][m] = (output.w.n() as i32).into();
+    }
+    of
 }
 
 /// Refuses a buffer that is too short.

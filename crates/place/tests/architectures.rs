@@ -310,7 +310,9 @@ fn a_devices_work_space_and_padding() {
     let partial = 4 * 32 * (2 + 128);
     let angles = 4 * 4 * 512 * 64;
     let ids = 4 + 4 * 512 + 4 * 32;
-    let scratch = 2 * acts + lists + 33 * partial + 33 * 8 + 4 + 5 * 512 * partial + angles + ids;
+    let shares = 132 * (4 * 2 * 128 * 128 + 4 * 8);
+    let scratch =
+        2 * acts + shares + lists + 33 * partial + 33 * 8 + 4 + 5 * 512 * partial + angles + ids;
     assert_eq!(work.scratch, scratch);
     assert_eq!(work.logits, 4 * (2 * 8 * 4096 + 8 * 100_000));
     assert_eq!(work.total, activations + scratch + work.logits);

@@ -12,7 +12,6 @@ const ALL: &[Compiled] = compiled! {
     "attention_g8"
     "attention_prefill"
     "doorbell"
-    "gemm_acts"
     "ops"
     "product_float"
     "product_iq2_s"

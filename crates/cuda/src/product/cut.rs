@@ -3,6 +3,7 @@
 use gguf::TensorType;
 use quant::product::{CHUNK, has_min};
 
+use crate::acts::Layout;
 use crate::device::{Properties, WGMMA_COMPUTE};
 
 /// Threads of a multiprocessor, on every device from 8.0 on at least.
@@ -49,21 +50,15 @@ impl Room {
     }
 }
 
-/// In which layout a kernel reads activations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reads {
-    /// As `acts.cu` writes them.
-    Blocks,
-    /// As `gemm_acts.cu` arranges them.
-    Arranged,
-}
-
-/// `struct Gemm`, `struct ManyStage`.
+/// `struct Gemm`, `struct Many`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ManyCut {
     pub(super) threads: usize,
     pub(super) shared_bytes: usize,
-    pub(super) reads: Reads,
+    /// In which layout it reads activations. Thread blocks take a tile of one matrix, or where they are arranged shares of all tiles of all matrices.
+    pub(super) reads: Layout,
+    /// What K is a multiple of.
+    k_step: usize,
     rows: usize,
     columns: usize,
     /// How long an output takes, in percent of one of `gemm_wide`, where thread blocks are many.
@@ -81,36 +76,42 @@ impl ManyCut {
         }
         if ty.block_len() == 256 {
             vec![
-                ("gemm_2x128", Self::groups(ty, 2, 128, 66)),
-                ("gemm_3x64", Self::groups(ty, 3, 64, 78)),
-                ("gemm_2x64", Self::groups(ty, 2, 64, 87)),
+                ("gemm_128", Self::tiles_of(ty, 128, 66)),
+                ("gemm_64", Self::tiles_of(ty, 64, 80)),
                 narrow,
             ]
         } else {
-            vec![wide, ("gemm_3x112", Self::groups(ty, 3, 112, 86)), narrow]
+            vec![
+                ("gemm_128", Self::tiles_of(ty, 128, 75)),
+                ("gemm_64", Self::tiles_of(ty, 64, 90)),
+                wide,
+                narrow,
+            ]
         }
     }
 
-    /// The kernels of `gemm_many.cuh`: warpgroups a thread block, columns.
-    fn groups(ty: TensorType, groups: usize, columns: usize, slowness: usize) -> Self {
+    /// The kernels of `gemm_many.cuh`: columns of a tile.
+    fn tiles_of(ty: TensorType, columns: usize, slowness: usize) -> Self {
+        const ROWS: usize = 128;
         let (len, block) = (ty.block_len(), ty.block_bytes() * 16);
-        let ks = if len == 256 { 256 } else { 128 };
-        let (blocks, atoms, tiles) = (ks / len, columns / 8, 4 * groups);
+        let k_step = if len == 256 { 256 } else { 128 };
+        let (blocks, atoms) = (k_step / len, columns / 8);
         let scales = blocks * columns * 4;
         let sums = match (has_min(ty), len) {
             (false, _) => 0,
             (true, 256) => atoms * 256,
             (true, _) => scales,
         };
-        let stage = ks / 128 * atoms * 1024 + scales + sums + tiles * blocks * block;
+        let stage = k_step / 128 * atoms * 1024 + scales + sums + ROWS / 16 * blocks * block;
         let stage = stage.next_multiple_of(1024);
-        let totals = groups * 128 * columns / 2 * 4;
-        let stages = ((SHARED_MAX - 1024 - 256 - totals) / stage).min(8);
+        let totals = ROWS * columns * 4;
+        let stages = ((SHARED_MAX - 1024 - 256 - totals) / stage).min(4);
         Self {
-            threads: 128 * (groups + 1),
+            threads: 384,
             shared_bytes: stages * stage + totals + 1024 + 256,
-            reads: Reads::Arranged,
-            rows: 16 * tiles,
+            reads: Layout::Arranged,
+            k_step,
+            rows: ROWS,
             columns,
             slowness,
         }
@@ -143,7 +144,8 @@ impl ManyCut {
         Self {
             threads,
             shared_bytes: stages * (a + q + d + sums) + totals + a / 16 * 4,
-            reads: Reads::Blocks,
+            reads: Layout::Blocks,
+            k_step: len,
             rows: 16 * tiles,
             columns: 8 * groups,
             slowness,
@@ -155,13 +157,20 @@ impl ManyCut {
         Self {
             threads: 256,
             shared_bytes: 0,
-            reads: Reads::Blocks,
+            reads: Layout::Blocks,
+            k_step: 1,
             rows: 64,
             columns: 64,
             slowness: 100,
         }
     }
 
+    /// Whether it takes this K.
+    pub(super) fn takes(&self, k: usize) -> bool {
+        k.is_multiple_of(self.k_step)
+    }
+
+    /// For one matrix, where a thread block is a tile.
     pub(super) fn grid(&self, n: usize, columns: usize) -> [u32; 3] {
         [
             n.div_ceil(self.rows) as u32,
@@ -170,10 +179,27 @@ impl ManyCut {
         ]
     }
 
-    /// What the busiest multiprocessor has to do: outputs, times their slowness.
-    pub(super) fn work(&self, n: usize, columns: usize, multiprocessors: usize) -> usize {
-        let blocks = n.div_ceil(self.rows) * columns.div_ceil(self.columns);
-        blocks.div_ceil(multiprocessors) * self.rows * self.columns * self.slowness
+    /// Tiles of matrices of so many rows.
+    pub(super) fn tiles(&self, rows: &[usize], columns: usize) -> usize {
+        let row_blocks: usize = rows.iter().map(|n| n.div_ceil(self.rows)).sum();
+        row_blocks * columns.div_ceil(self.columns)
+    }
+
+    /// What the busiest multiprocessor has to do: outputs, times their slowness. Tiles of a launch may be cut to come out even.
+    pub(super) fn work(&self, rows: &[usize], columns: usize, multiprocessors: usize) -> usize {
+        let tile = self.rows * self.columns * self.slowness;
+        match self.reads {
+            Layout::Arranged => {
+                let tiles = self.tiles(rows, columns);
+                tile * tiles.max(multiprocessors) / multiprocessors
+            }
+            Layout::Blocks => {
+                let rounds = rows
+                    .iter()
+                    .map(|&n| self.tiles(&[n], columns).div_ceil(multiprocessors));
+                tile * rounds.sum::<usize>()
+            }
+        }
     }
 }
 
@@ -365,34 +391,52 @@ mod tests {
         ),
     ];
 
-    /// What `struct ManyStage` comes to, as its compiler says.
+    /// What `struct Many` comes to, as its compiler says.
     #[test]
-    fn groups_have_the_shared_memory_of_their_kernels() {
+    fn tiles_have_the_shared_memory_of_their_kernels() {
         use TensorType as T;
-        for (ty, groups, columns, bytes) in [
-            (T::Q2_K, 2, 64, 212_224),
-            (T::Q3_K, 3, 64, 201_984),
-            (T::Q4_K, 2, 128, 179_456),
-            (T::Q5_K, 3, 64, 210_176),
-            (T::Q6_K, 3, 64, 222_464),
-            (T::IQ4_XS, 2, 128, 220_416),
-            (T::IQ2_XXS, 2, 64, 213_248),
-            (T::IQ3_S, 2, 128, 211_200),
-            (T::Q4_0, 3, 112, 210_176),
-            (T::Q4_1, 3, 112, 222_464),
-            (T::Q5_1, 3, 112, 197_888),
-            (T::Q8_0, 3, 112, 216_320),
-            (T::MXFP4, 3, 112, 206_080),
+        for (ty, columns, bytes) in [
+            (T::Q2_K, 128, 211200),
+            (T::Q2_K, 64, 152832),
+            (T::Q3_K, 128, 211200),
+            (T::Q3_K, 64, 156928),
+            (T::Q4_K, 128, 179456),
+            (T::Q4_K, 64, 185600),
+            (T::Q5_K, 128, 187648),
+            (T::Q5_K, 64, 201984),
+            (T::Q6_K, 128, 187648),
+            (T::Q6_K, 64, 210176),
+            (T::IQ4_XS, 128, 220416),
+            (T::IQ4_XS, 64, 173312),
+            (T::IQ2_XXS, 128, 192768),
+            (T::IQ2_XXS, 64, 136448),
+            (T::IQ3_S, 128, 211200),
+            (T::IQ3_S, 64, 156928),
+            (T::Q4_0, 128, 177408),
+            (T::Q4_0, 64, 107776),
+            (T::Q4_1, 128, 189696),
+            (T::Q4_1, 64, 115968),
+            (T::Q5_1, 128, 197888),
+            (T::Q5_1, 64, 124160),
+            (T::Q8_0, 128, 210176),
+            (T::Q8_0, 64, 140544),
+            (T::MXFP4, 128, 177408),
+            (T::MXFP4, 64, 107776),
         ] {
-            let cut = ManyCut::groups(ty, groups, columns, 100);
-            assert_eq!(
-                cut.shared_bytes,
-                bytes,
-                "{} {groups} x {columns}",
-                ty.name()
-            );
-            assert_eq!(cut.threads, 128 * (groups + 1));
+            let cut = ManyCut::tiles_of(ty, columns, 100);
+            assert_eq!(cut.shared_bytes, bytes, "{} x {columns}", ty.name());
         }
+    }
+
+    #[test]
+    fn shared_tiles_come_out_even() {
+        let cut = ManyCut::tiles_of(TensorType::Q8_0, 128, 100);
+        assert_eq!(cut.tiles(&[5120, 1024, 1000], 512), 56 * 4);
+        // 160 tiles on 132 multiprocessors; 32 tiles are a round.
+        let tile = 128 * 128 * 100;
+        assert_eq!(cut.work(&[5120], 512, 132), tile * 160 / 132);
+        assert_eq!(cut.work(&[1024], 512, 132), tile);
+        assert!(cut.takes(640) && !cut.takes(576));
     }
 
     #[test]

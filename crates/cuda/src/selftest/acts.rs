@@ -3,7 +3,7 @@
 use quant::act::{ActRow, BLOCK32, Passes};
 
 use super::Row;
-use crate::acts::{Acts, Shape};
+use crate::acts::{Acts, Layout, Shape};
 use crate::error::Error;
 use crate::stream::Stream;
 
@@ -19,7 +19,7 @@ pub(super) fn columns(x: &[f32], k: usize, block: usize, passes: Passes) -> Vec<
     columns
 }
 
-/// Compares what is in `acts`, read as `product.cuh` does, with the blocks that the definition makes of `x`.
+/// Compares what is in `acts`, read as `product.cuh` does or `gemm_many.cuh`, with the blocks that the definition makes of `x`.
 pub fn compare_acts(stream: &Stream, acts: &Acts, x: &[f32], row: &mut Row) -> Result<(), Error> {
     let Shape {
         k, block, passes, ..
@@ -31,6 +31,38 @@ pub fn compare_acts(stream: &Stream, acts: &Acts, x: &[f32], row: &mut Row) -> R
         i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
     };
     let float = |bytes: &[u8], at: usize| f32::from_bits(int(bytes, at) as u32);
+    if acts.layout() == Layout::Arranged {
+        let columns = wanted.len().next_multiple_of(16);
+        for (c, wanted) in wanted.iter().enumerate() {
+            let n = c / 16 * 16 + 8 * (c / 2 % 2) + 2 * (c % 16 / 4) + c % 2;
+            for (i, code) in wanted.q.iter().enumerate() {
+                let piece = (i % 128 / 16) ^ (n % 8);
+                let at = ((i / 128 * columns + n) * 8 + piece) * 16 + i % 16;
+                row.compare_int(i32::from(q[at] as i8), i32::from(*code), || {
+                    format!("arranged column {c}, code {i}")
+                });
+            }
+            for (b, scale) in wanted.d.iter().enumerate() {
+                let at = (b * columns + c) * 4;
+                let codes = &wanted.q[b * block..(b + 1) * block];
+                let sum = |codes: &[i8]| codes.iter().map(|&q| i32::from(q)).sum::<i32>() as f32;
+                let what = || format!("arranged column {c}, block {b}");
+                if block == BLOCK32 {
+                    let sums = k / block * columns * 4;
+                    row.compare(float(&meta, at), *scale, what);
+                    row.compare(float(&meta, sums + at), scale * sum(codes), what);
+                    continue;
+                }
+                row.compare(float(&d, at), *scale, what);
+                for (j, codes) in codes.chunks_exact(16).enumerate() {
+                    let at = ((b * columns + n) * 16 + j) * 2;
+                    let found = half::f16::from_le_bytes([s16[at], s16[at + 1]]);
+                    row.compare(found.to_f32(), sum(codes), what);
+                }
+            }
+        }
+        return Ok(());
+    }
     for (c, wanted) in wanted.iter().enumerate() {
         let (group, gid) = (c / 8, c % 8);
         for (i, code) in wanted.q.iter().enumerate() {

@@ -38,6 +38,10 @@ const MANY: [(usize, Passes); 4] = [
     (197, Passes::One),
 ];
 
+/// Matrices of one launch and tokens that make more tiles of 128 x 128 than there are multiprocessors.
+const SHARED_ROWS: [usize; 3] = [1408, 37, 1000];
+const SHARED_TOKENS: usize = 1100;
+
 /// The activation kernels against `quant::act`.
 pub(super) fn activations(
     stream: &Stream,
@@ -93,7 +97,12 @@ pub(super) fn format(
     let mut few = rows("product, few", "T 1..16");
     let mut many = rows("product, many", "T 17..197");
     let mut decoded = rows("rows", "T 9");
-    let mut together = rows("products", "T 1..8, 1 to 3 matrices, bias");
+    let mut together = rows("products", "T 1..70, 1 to 3 matrices, bias");
+    let mut shared = Row::new(
+        "products, shared",
+        ty.name(),
+        format!("N {SHARED_ROWS:?}, K 768..1024, T {SHARED_TOKENS}, against gemm_narrow"),
+    );
     let mut begun = rows("begin", "T 1");
     for &k in lengths {
         for n in ROWS {
@@ -142,19 +151,25 @@ pub(super) fn format(
                         block,
                         passes,
                     };
-                    let mut acts = Acts::new(stream, tokens, k)?;
-                    quantiser.quantise(stream, Start::After, &input, shape, &mut acts)?;
-                    let names = if shape.columns() > FEW_MAX {
-                        product.many()
-                    } else {
-                        vec![""]
-                    };
-                    for name in names {
-                        let which = (!name.is_empty()).then_some(name);
-                        let start = Start::Overlapped;
-                        y.fill_bytes(stream, 0x55)?;
-                        product.quantised_by(which, stream, start, &weights, &acts, &mut y)?;
-                        found.push((name, y.to_vec(stream)?));
+                    let arranged = Acts::new(stream, tokens, k)?;
+                    let in_blocks = Acts::new(stream, tokens, k)?.in_blocks();
+                    for mut acts in [arranged, in_blocks] {
+                        quantiser.quantise(stream, Start::After, &input, shape, &mut acts)?;
+                        let names = if shape.columns() > FEW_MAX {
+                            product.many()
+                        } else {
+                            vec![""]
+                        };
+                        for name in names {
+                            if !name.is_empty() && !product.takes(name, &acts) {
+                                continue;
+                            }
+                            let which = (!name.is_empty()).then_some(name);
+                            let start = Start::Overlapped;
+                            y.fill_bytes(stream, 0x55)?;
+                            product.quantised_by(which, stream, start, &weights, &acts, &mut y)?;
+                            found.push((name, y.to_vec(stream)?));
+                        }
                     }
                     let columns = columns(&x, k, block, passes);
                     each(tokens * n, |i| {
@@ -186,7 +201,9 @@ pub(super) fn format(
     done(decoded);
     done(begun);
     if together.compared > 0 {
+        compare_shared(stream, options, &product, &mut shared)?;
         done(together);
+        done(shared);
     }
     Ok(())
 }
@@ -244,6 +261,8 @@ fn compare_together(
         (3, Passes::One, &[16, 33, 64]),
         (8, Passes::Two, &[100, 7]),
         (1, Passes::One, &[130]),
+        (17, Passes::Two, &[37, 200]),
+        (70, Passes::One, &[130, 5, 16]),
     ] {
         let x = data::activations(random, tokens, k);
         let shape = Shape {
@@ -288,6 +307,73 @@ fn compare_together(
                 row.compare(*found, wanted, || {
                     format!("K {k}, T {tokens}, matrix {m} of N {n}: row {}", i % n)
                 });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Products whose tiles are more than a device has multiprocessors, and no multiple of them: every kernel against `gemm_narrow`, which was
+/// compared with the definition.
+fn compare_shared(
+    stream: &Stream,
+    options: &Options,
+    product: &Product,
+    row: &mut Row,
+) -> Result<(), Error> {
+    const NARROW: &str = "gemm_narrow";
+    let (ty, quantiser) = (product.ty(), Quantiser::new(stream.device())?);
+    let block = act_block(ty).expect("a quantised format");
+    for k in [768, 1024] {
+        let mut random = Random::new(options.seed + k as u64);
+        let shape = Shape {
+            tokens: SHARED_TOKENS,
+            k,
+            block,
+            passes: Passes::One,
+        };
+        let x = data::activations(&mut random, SHARED_TOKENS, k);
+        let input = Buffer::from_slice(stream, &x)?;
+        let mut arranged = Acts::new(stream, SHARED_TOKENS, k)?;
+        let mut in_blocks = Acts::new(stream, SHARED_TOKENS, k)?.in_blocks();
+        for acts in [&mut arranged, &mut in_blocks] {
+            quantiser.quantise(stream, Start::After, &input, shape, acts)?;
+        }
+        let mut matrices = Vec::new();
+        for n in SHARED_ROWS {
+            let bytes = data::weights(&mut random, ty, n, k);
+            let weights = Weights::upload(stream, &TileMatrix::new(ty, n, k, &bytes))?;
+            let bias = Buffer::from_slice(stream, &data::activations(&mut random, 1, n))?;
+            let y = Buffer::new(stream.device(), SHARED_TOKENS * n)?;
+            matrices.push((weights, bias, y));
+        }
+        let mut by = |name| -> Result<Vec<Vec<f32>>, Error> {
+            let mut outputs = Vec::new();
+            for (w, bias, y) in &mut matrices {
+                y.fill_bytes(stream, 0x55)?;
+                let bias = Some(&*bias);
+                outputs.push(Output { w, bias, y });
+            }
+            let acts = if product.takes(name, &arranged) {
+                &arranged
+            } else {
+                &in_blocks
+            };
+            product.together_by(Some(name), stream, Start::After, acts, &mut outputs)?;
+            matrices.iter().map(|(_, _, y)| y.to_vec(stream)).collect()
+        };
+        let wanted = by(NARROW)?;
+        for name in product.many() {
+            if name == NARROW {
+                continue;
+            }
+            for (m, (found, wanted)) in by(name)?.iter().zip(&wanted).enumerate() {
+                let n = SHARED_ROWS[m];
+                for (i, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+                    row.compare(*found, *wanted, || {
+                        format!("{name} K {k}, matrix {m}: row {}, token {}", i % n, i / n)
+                    });
+                }
             }
         }
     }

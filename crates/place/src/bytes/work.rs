@@ -16,6 +16,8 @@ const ACT_BLOCK: u128 = 256;
 const WAVE_ROWS: u128 = 1024;
 /// Bytes behind each part of quantised activations on a device, which kernels may read.
 const DEVICE_SLACK: u128 = 4096;
+/// What thread blocks of a product of many columns hand on, on a device: `cuda`'s `acts::SHARING_MAX`.
+const DEVICE_SHARES: u128 = 132 * (4 * 2 * 128 * 128 + 4 * 8);
 /// Results of a prompt's attention that a device holds: of the spans that are done side by side, and of those before.
 const SPAN_STATES: u128 = 5;
 
@@ -102,7 +104,8 @@ pub fn work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<WorkBytes,
 ///
 /// ```text
 /// activations  4 * T * (4 D + q + k + v + out + 2 F)             x, normed, delta (twice), q, k, v, attended, gate, up
-/// scratch      2 * (89 / 64 * C * pad256(W) + 4 * 4096)           activations in blocks of 32 and of 256, C = pad8(2 max(T, 8)) columns
+/// scratch      2 * (89 / 64 * C * pad256(W) + 4 * 4096)           activations in blocks of 32 and of 256, C = pad16(2 max(T, 8)) columns
+///            + 132 * (4 * 2 * 128 * 128 + 4 * 8), if C > 16          what thread blocks of products of many columns hand on
 ///            + L * (24 B + 24 + 8)                                lists of each layer's blocks, with their lengths
 ///            + 4 * B * H * (2 + C_v) + 8 B + 4                    partial results of one token, and their list
 ///            + 4 * 5 * T * H * (2 + C_v)                          results of a prompt's spans
@@ -120,7 +123,8 @@ pub fn device_work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<Wor
     let s = Sizes::of(model, n_ctx, n_ubatch)?;
     let Sizes { t, w, .. } = &s;
     let activations = product(&[4, *t, s.row])?;
-    let columns = (2 * (*t).max(LOGIT_ROWS)).next_multiple_of(8);
+    let columns = (2 * (*t).max(LOGIT_ROWS)).next_multiple_of(16);
+    let shares = if columns > 16 { DEVICE_SHARES } else { 0 };
     // Codes, and for every 32 of them 8 bytes, for every 256 of them 4, for every 16 of them 2: whole, as rows are padded to 256.
     let act_values = product(&[columns, s.widest.next_multiple_of(ACT_BLOCK)])?;
     let acts = sum([product(&[act_values / 64, 89]), Ok(4 * DEVICE_SLACK)])?;
@@ -128,6 +132,7 @@ pub fn device_work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<Wor
     let list = 24 * spans + 24 + 8;
     let scratch = sum([
         product(&[2, acts]),
+        Ok(shares),
         product(&[s.layers, list]),
         product(&[4, spans, w.partial]),
         Ok(8 * spans + 4),

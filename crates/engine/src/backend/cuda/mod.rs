@@ -48,9 +48,9 @@ pub(crate) struct Cuda<'m> {
     /// What a generated token's step begins with, and its angles on the way there.
     record: StepRecord,
     turns: [[Vec<f32>; 2]; 2],
-    /// Whether the operations are those of a generated token. They start while the ones ahead of them still run; a prompt's are long
-    /// enough to wait.
+    /// Whether the operations are those of a generated token.
     generated: bool,
+    /// Operations start while the ones ahead of them still run.
     start: Start,
     /// A generated token's step, and whether the lists in device memory are those of the last one.
     graph: Option<Graph>,
@@ -84,13 +84,15 @@ impl<'m> Cuda<'m> {
         };
         let pairs = [model.rope.pairs(), model.rope_windowed.pairs()];
         let rows = LOGIT_ROWS.min(ubatch);
+        let acts32 = Acts::new(&stream, ubatch.max(LOGIT_ROWS), widest)?;
+        let acts256 = Acts::beside(&stream, &acts32, widest)?;
         // What follows takes as many bytes as `place::bytes::device_work_bytes` plans.
         let mut new = Self {
             model,
             weights: OnDevice::new(model, &stream)?,
             quantiser: Quantiser::new(&device)?,
-            acts32: Acts::new(&stream, ubatch.max(LOGIT_ROWS), widest)?,
-            acts256: Acts::new(&stream, ubatch.max(LOGIT_ROWS), widest)?,
+            acts32,
+            acts256,
             ops: Ops::new(&device, Target::Best)?,
             attends: Attends::new(model, &stream, shape, ubatch, n_ctx, cpu_shares)?,
             position: zeros_of(&stream, 1)?,
@@ -102,7 +104,7 @@ impl<'m> Cuda<'m> {
             record: StepRecord::new(&device, pairs)?,
             turns: pairs.map(|n| [vec![0.0; n], vec![0.0; n]]),
             generated: false,
-            start: Start::After,
+            start: Start::Overlapped,
             graph: None,
             is_listed: false,
             failed: None,
@@ -268,14 +270,14 @@ impl Backend for Cuda<'_> {
     }
 
     fn step(&mut self, position: usize, token: u32, again: bool, step: impl FnOnce(&mut Self)) {
-        (self.generated, self.start) = (true, Start::Overlapped);
+        self.generated = true;
         if again && self.is_listed {
             self.replay(position, token, step);
         } else {
             step(self);
             self.is_listed = self.failed.is_none();
         }
-        (self.generated, self.start) = (false, Start::After);
+        self.generated = false;
     }
 
     fn begin(&mut self, position: usize, tokens: &[u32], x: &mut Buffer<f32>) {

@@ -3,7 +3,7 @@
 use super::Cuda;
 use crate::model::Linear;
 use cuda::Buffer;
-use cuda::product::{FEW_MAX, Output, TOGETHER_MAX};
+use cuda::product::{Output, TOGETHER_MAX};
 use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::act_block;
 
@@ -39,8 +39,7 @@ impl Cuda<'_> {
         Ok(())
     }
 
-    /// Products of one input `x`, which has been quantised, with their biases: neighbours of one format together, where the input is
-    /// few columns.
+    /// Products of one input `x`, which has been quantised, with their biases: neighbours of one format together.
     pub(super) fn products(
         &mut self,
         x: &Buffer<f32>,
@@ -56,9 +55,7 @@ impl Cuda<'_> {
                 Some(BLOCK32) => Some(&self.acts32),
                 Some(_) => Some(&self.acts256),
             };
-            if let Some(acts) = acts
-                && acts.shape().columns() <= FEW_MAX
-            {
+            if let Some(acts) = acts {
                 for outputs in outputs.chunks_mut(TOGETHER_MAX) {
                     let mut together: Vec<Output<'_>> = outputs
                         .iter_mut()
@@ -74,10 +71,7 @@ impl Cuda<'_> {
             }
             for (linear, out) in outputs {
                 let (w, _) = self.weights.matrix(&linear.w);
-                match acts {
-                    None => product.float(stream, start, w, x, tokens, out)?,
-                    Some(acts) => product.quantised(stream, start, w, acts, out)?,
-                }
+                product.float(stream, start, w, x, tokens, out)?;
                 if let Some(bias) = &linear.bias {
                     let bias = self.weights.vector(bias);
                     let n = linear.w.n();

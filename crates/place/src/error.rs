@@ -76,6 +76,15 @@ pub enum Error {
         expected: &'static str,
     },
 
+    /// A line of a trace that is not one.
+    #[error("line {line} of the trace: {problem}")]
+    Trace {
+        /// Its number, from 1 on.
+        line: usize,
+        /// What is wrong.
+        problem: String,
+    },
+
     /// A number of a machine's profile that no machine has.
     #[error("profile: {field} {problem}")]
     Profile {

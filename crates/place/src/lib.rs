@@ -10,6 +10,7 @@ pub mod cost;
 pub mod decide;
 pub mod drop;
 mod error;
+pub mod experts;
 mod explain;
 pub mod gate;
 pub mod limits;
@@ -18,5 +19,6 @@ pub mod plot;
 pub mod profile;
 pub mod tier;
 pub mod windows;
+pub mod trace;
 
 pub use error::Error;

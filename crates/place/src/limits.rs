@@ -33,3 +33,9 @@ pub const CTX_SEARCH_MAX: u64 = 1 << 26;
 
 /// Bytes of a recording of windows: a million lines, twenty thousand runs of a model with 48 layers.
 pub const WINDOWS_TEXT_BYTES_MAX: usize = 128 << 20;
+
+/// Experts of a layer: published models have up to 512, and routers take no more than this.
+pub const EXPERTS_MAX: u32 = 1024;
+
+/// Records of a trace: two thousand generated tokens of a hundred layers, and some more.
+pub const TRACE_LINES_MAX: usize = 1 << 20;

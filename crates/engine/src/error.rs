@@ -134,6 +134,9 @@ pub enum Error {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
+    /// A thread that computes has panicked, which said why.
+    #[error("a thread that computes has panicked: this session computes nothing more")]
+    Panicked,
     /// A session was asked for something impossible.
     #[error("{0}")]
     Options(String),

@@ -5,6 +5,7 @@
 mod backend;
 mod error;
 pub mod eval;
+pub mod experts;
 pub mod fetch;
 pub mod generate;
 pub mod gpu;

@@ -76,15 +76,6 @@ pub enum Error {
         expected: &'static str,
     },
 
-    /// A line of a trace that is not one.
-    #[error("line {line} of the trace: {problem}")]
-    Trace {
-        /// Its number, from 1 on.
-        line: usize,
-        /// What is wrong.
-        problem: String,
-    },
-
     /// A number of a machine's profile that no machine has.
     #[error("profile: {field} {problem}")]
     Profile {
@@ -101,7 +92,7 @@ pub enum Error {
         problem: String,
     },
 
-    /// A text that is no recording of windows.
+    /// A text that is no recording of windows, or of routing.
     #[error("recording: line {line} {problem}")]
     Recording {
         /// Which line, from 1.

@@ -222,8 +222,19 @@ impl Plan {
                 percent(self.cpu_share),
             ));
         }
-        if l.expert_slots > 0 && l.host.iter().any(|p| p.what == "experts") {
-            lines.push(format!("expert cache: {} slots", l.expert_slots));
+        if l.host.iter().any(|p| p.what == "experts") {
+            let from = if self.expert_use_known {
+                "by what was learnt of their use"
+            } else {
+                "as if all were used alike"
+            };
+            let hits = percent(l.expert_hits.unwrap_or(0.0));
+            lines.push(format!(
+                "expert cache: {} slots, {}: {hits} of a token's experts are expected in it, {from}; {} more for streamed ones",
+                l.expert_slots,
+                exact(l.expert_cache_bytes),
+                l.expert_staging_slots,
+            ));
         }
         if l.staging_slots > 0 {
             let of = exact(l.staging_slot_bytes);

@@ -17,8 +17,8 @@ pub mod limits;
 pub mod model;
 pub mod plot;
 pub mod profile;
+pub mod routing;
 pub mod tier;
 pub mod windows;
-pub mod trace;
 
 pub use error::Error;

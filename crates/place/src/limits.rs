@@ -37,5 +37,5 @@ pub const WINDOWS_TEXT_BYTES_MAX: usize = 128 << 20;
 /// Experts of a layer: published models have up to 512, and routers take no more than this.
 pub const EXPERTS_MAX: u32 = 1024;
 
-/// Records of a trace: two thousand generated tokens of a hundred layers, and some more.
-pub const TRACE_LINES_MAX: usize = 1 << 20;
+/// Records of a recording of routing: ten thousand steps of a model with a hundred layers.
+pub const ROUTED_LINES_MAX: usize = 1 << 20;

@@ -6,7 +6,9 @@ use common::Header;
 use place::bytes::KvType::{self, F16, Q4_0, Q8_0};
 use place::bytes::{BLOCK_CELLS, GROUP_BLOCKS};
 use place::cost::{Place, SpillModel};
-use place::decide::{Kind, Memory, Plan, Prefer, Request, Spill, decide, needs_profile};
+use place::decide::{
+    ExpertCache, Kind, Memory, Plan, Prefer, Request, Spill, SpillWeights, decide, needs_profile,
+};
 use place::model::Model;
 use place::profile::{Profile, default_profile, example, example_names};
 use place::tier::{LADDER, Tier, allowed};
@@ -365,7 +367,7 @@ fn experts_that_do_not_fit_are_cached() {
     assert!(l.staging_slots >= 4);
     assert!(l.staging_slot_bytes >= model.layers[0].one_expert_bytes);
     let less = Request {
-        expert_cache_mib: Some(256),
+        expert_cache: Some(ExpertCache::Mib(256)),
         ..ctx(16_384)
     };
     let less = decide(&less, &model, &profile).unwrap();
@@ -478,7 +480,7 @@ fn main_memory_can_play_a_device() {
     let request = |spill_model| Request {
         device_mem_mib: Some(4096),
         // Weights outside would cost nothing at all.
-        spill_weights: false,
+        spill_weights: SpillWeights::None,
         spill_model,
         ..ctx(32_768)
     };
@@ -659,15 +661,17 @@ prop_compose! {
         additive in any::<bool>(),
         speed in any::<bool>(),
         floor in 0_usize..4,
-        expert_cache_mib in prop_oneof![2 => Just(None), 1 => (0_u64..20_000).prop_map(Some)],
+        expert_cache in prop_oneof![2 => Just(None), 1 => (0_u64..20_000).prop_map(|mib| Some(ExpertCache::Mib(mib))), 1 => (0.0..110.0f64).prop_map(|part| Some(ExpertCache::Percent(part)))],
         threads in prop_oneof![2 => Just(None), 1 => (0_u32..40).prop_map(Some)],
+        spill_weights in prop_oneof![2 => Just(SpillWeights::All), 1 => Just(SpillWeights::Experts), 1 => Just(SpillWeights::None)],
+        expert_share in prop_oneof![2 => Just(None), 1 => (0.0..=1.0f64).prop_map(Some)],
     ) -> Request {
         Request {
             n_ctx, n_seq, n_ubatch, type_k: types.0, type_v: types.1, vram_target_mib, device_mem_mib, spill, spill_drop,
             spill_model: if additive { SpillModel::Additive } else { SpillModel::Overlapped },
             prefer: if speed { Prefer::Speed } else { Prefer::Quality },
             min_tier: LADDER[floor],
-            expert_cache_mib, threads,
+            expert_cache, threads, spill_weights, expert_share,
             ..Request::default()
         }
     }
@@ -780,7 +784,7 @@ proptest! {
         let wild = Request {
             n_ctx: numbers[0], n_seq: numbers[1], n_ubatch: numbers[2], vram_target_mib: numbers[3],
             device_mem_mib: Some(numbers[4]), spill: Spill::Mib(numbers[5]), spill_drop: values[0],
-            expert_cache_mib: Some(numbers[3]), spill_max_mib: Some(numbers[4]),
+            expert_cache: Some(ExpertCache::Mib(numbers[3])), spill_max_mib: Some(numbers[4]),
             ..request
         };
         // A sane request on an absurd machine, an absurd one on a sane machine, and both.

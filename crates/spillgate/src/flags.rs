@@ -5,9 +5,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
+use engine::experts::Emulated;
 use place::bytes::KvType;
 use place::cost::SpillModel;
-use place::decide::{self, Request};
+use place::decide::{self, ExpertCache, Request};
+use place::experts::Share;
 use place::tier::Tier;
 
 use crate::failure::Advised;
@@ -66,6 +68,9 @@ pub struct MachineFlags {
     /// Instruction set: auto, scalar, avx2, avx512 or amx; results are the same to the last bit
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub isa: String,
+    /// Threads that compute the CPU's share of experts [default: all that compute]
+    #[arg(long, value_name = "N")]
+    pub pool_workers: Option<usize>,
     /// Whether each thread is tied to one core
     #[arg(
         long,
@@ -156,6 +161,39 @@ pub struct BudgetFlags {
     /// Copies of blocks of cells that can be on their way to the device or in use [default: what is worth most]
     #[arg(long, value_name = "SLOTS")]
     pub staging: Option<u64>,
+    /// Device memory for a mixture's experts, in MiB or as a part of all of them; the others are in host memory [default: what is worth most]
+    #[arg(long, value_name = "MIB|N%", value_parser = expert_cache)]
+    pub expert_cache: Option<ExpertCache>,
+    /// The part of the experts in host memory that the CPU computes where they lie, in prompts; the rest is copied to the device
+    #[arg(long, value_name = "off|auto|0..1", default_value = "auto", value_parser = cpu_share)]
+    pub cpu_share: Share,
+    /// The same for generated tokens
+    #[arg(long, value_name = "off|auto|0..1", default_value = "auto", value_parser = cpu_share)]
+    pub cpu_share_decode: Share,
+    /// Make this machine a worse one, for measurements: host-copy, link=GB/s, hog=THREADS, staging-fail, worker-panic, separated by commas
+    #[arg(long, value_name = "WHAT,...", value_parser = emulate)]
+    pub emulate: Option<EmulateFlag>,
+}
+
+/// A worse machine.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct EmulateFlag {
+    /// What sessions do about it.
+    pub experts: Emulated,
+    /// Threads that copy memory for nothing.
+    pub hogs: usize,
+}
+
+/// What is written down of a mixture's experts.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Records")]
+pub struct RecordFlags {
+    /// Write which experts every layer uses, a JSON object a line
+    #[arg(long, value_name = "FILE")]
+    pub record_routing: Option<PathBuf>,
+    /// Write what every layer takes that has experts in host memory, a JSON object a line
+    #[arg(long, value_name = "FILE")]
+    pub record_windows: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -214,8 +252,14 @@ impl BudgetFlags {
             min_tier: self.min_tier,
             kv_share: self.kv_share.0,
             staging_slots: self.staging,
+            expert_cache: self.expert_cache,
             ..request
         }
+    }
+
+    /// The CPU's part in experts, in prompts and for generated tokens.
+    pub fn expert_shares(&self) -> [Share; 2] {
+        [self.cpu_share, self.cpu_share_decode]
     }
 }
 
@@ -239,6 +283,57 @@ fn kv_share(text: &str) -> Result<KvShare, String> {
         x => share(x)
             .map(|x| KvShare(Some(x)))
             .map_err(|e| format!("expected auto, or {}", &e["expected ".len()..])),
+    }
+}
+
+fn expert_cache(text: &str) -> Result<ExpertCache, String> {
+    let percent = |text: &str| {
+        let part = text.parse::<f64>().ok();
+        part.filter(|part| (0.0..=100.0).contains(part))
+    };
+    let found = match text.strip_suffix('%') {
+        Some(text) => percent(text).map(ExpertCache::Percent),
+        None => text.parse().ok().map(ExpertCache::Mib),
+    };
+    found.ok_or_else(|| "expected a number of MiB, or 0% to 100%".to_owned())
+}
+
+fn emulate(text: &str) -> Result<EmulateFlag, String> {
+    let mut flag = EmulateFlag::default();
+    for part in text.split(',') {
+        let unknown = || {
+            format!(
+                "'{part}': expected host-copy, link=GB/s, hog=THREADS, staging-fail or worker-panic"
+            )
+        };
+        match part.split_once('=') {
+            None if part == "host-copy" => flag.experts.host_copy = true,
+            None if part == "staging-fail" => flag.experts.staging_fails = true,
+            None if part == "worker-panic" => flag.experts.worker_panics = true,
+            Some(("link", gb_s)) => {
+                let gb_s = gb_s
+                    .parse::<f64>()
+                    .ok()
+                    .filter(|x| *x >= 1e-3 && x.is_finite());
+                flag.experts.link_gb_s = Some(gb_s.ok_or_else(unknown)?);
+            }
+            Some(("hog", threads)) => {
+                let threads = threads.parse().ok().filter(|n| (1..=1024).contains(n));
+                flag.hogs = threads.ok_or_else(unknown)?;
+            }
+            _ => return Err(unknown()),
+        }
+    }
+    Ok(flag)
+}
+
+fn cpu_share(text: &str) -> Result<Share, String> {
+    match text {
+        "off" => Ok(Share::Off),
+        "auto" => Ok(Share::Auto),
+        x => share(x)
+            .map(Share::Fixed)
+            .map_err(|_| "expected off, auto, or 0 to 1".to_owned()),
     }
 }
 
@@ -469,6 +564,23 @@ pub mod tests {
                 .unwrap_err()
                 .starts_with("expected auto, or 0")
         );
+        assert_eq!(expert_cache("0"), Ok(ExpertCache::Mib(0)));
+        assert_eq!(expert_cache("12.5%"), Ok(ExpertCache::Percent(12.5)));
+        for bad in ["", "%", "-1", "101%", "NaN%", "1.5", "x"] {
+            assert!(expert_cache(bad).is_err(), "{bad}");
+        }
+        assert_eq!(cpu_share("off"), Ok(Share::Off));
+        assert_eq!(cpu_share("auto"), Ok(Share::Auto));
+        assert_eq!(cpu_share("0.7"), Ok(Share::Fixed(0.7)));
+        for bad in ["", "on", "2", "NaN"] {
+            assert!(cpu_share(bad).is_err(), "{bad}");
+        }
+        let worse = emulate("link=0.5,hog=2,host-copy").unwrap();
+        assert_eq!((worse.experts.link_gb_s, worse.hogs), (Some(0.5), 2));
+        assert!(worse.experts.host_copy && !worse.experts.staging_fails);
+        for bad in ["", "link", "link=0", "link=NaN", "hog=0", "hog=-1", "slow"] {
+            assert!(emulate(bad).is_err(), "{bad}");
+        }
         for bad in ["", "/", "q8_0/", "q8_0/q9", "a/b/c"] {
             assert!(tier(bad).is_err(), "{bad}");
         }

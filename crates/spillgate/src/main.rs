@@ -7,6 +7,7 @@
 
 mod cli;
 mod commands;
+mod experts;
 mod failure;
 mod flags;
 mod interrupt;

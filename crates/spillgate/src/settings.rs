@@ -23,6 +23,7 @@ use place::decide::{Plan, Request, TierPlan};
 use place::profile::Profile;
 use serde::Serialize;
 
+use crate::experts::{self, Experts};
 use crate::failure::Advised;
 use crate::flags::{CacheType, ContextFlags, DeviceName, MachineFlags, OnOff, SamplingFlags};
 use crate::output::human_bytes;
@@ -48,6 +49,7 @@ pub struct Loaded {
     pub file: GgufFile,
     pub loading: Loading,
     plan: SessionPlan,
+    experts: Experts,
 }
 
 /// How long the weights took to get where they are.
@@ -130,7 +132,9 @@ impl Opened {
             ..self.options
         };
         let (model, loading) = load_model(&self.path, &self.file, &options)?;
+        let experts = Experts::new(&self.file, options.contents, model.threads());
         Ok(Loaded {
+            experts,
             path: self.path,
             model,
             loading,
@@ -143,6 +147,7 @@ impl Opened {
     /// Plans what is needed. What has no room is an error.
     pub fn plan(&self, flags: &ContextFlags, need: Need) -> Result<SessionPlan> {
         let mut asked = asked(flags, need)?;
+        asked.request.expert_hits = experts::hits(&self.file, self.options.contents);
         // A file that runs nowhere is refused when it is loaded.
         if flags.device == DeviceName::Auto
             && let Ok(Some(problem)) = Model::problem_on(&self.file, asked.device)
@@ -307,6 +312,10 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
     });
     let rotate = flags.kv_rotate == OnOff::On;
     let device = compute_device(flags.device)?;
+    let expert_shares = flags.budget.expert_shares();
+    let worse = flags.budget.emulate.unwrap_or_default();
+    experts::start_hogs(worse.hogs);
+    let emulated = worse.experts;
     Ok(match need {
         Need::Chosen => Asked {
             n_ctx: ctx,
@@ -317,6 +326,8 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
             },
             rotate,
             device,
+            expert_shares,
+            emulated,
         },
         Need::Cells(needed) => {
             let needed = needed as u64;
@@ -333,6 +344,8 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
                 },
                 rotate,
                 device,
+                expert_shares,
+                emulated,
             }
         }
     })
@@ -364,6 +377,9 @@ impl Loaded {
         if let Some((remembered, of)) = self.remembered(&options) {
             options.placing.recalled = remembered.recall(&of);
         }
+        if let Some(placing) = &mut options.experts {
+            self.experts.recall(options.device, placing);
+        }
         let session = Session::new(&self.model, &options)?;
         let taken = Taken::of(&plan.plan, &session);
         eprintln!("{}", memory_line(&taken));
@@ -372,8 +388,9 @@ impl Loaded {
 }
 
 impl Loaded {
-    /// Keeps what the session's gate has found for the next process.
+    /// Keeps what the session's gates have found, and which experts are used, for the next process.
     pub fn remember(&self, session: &Session<'_>) {
+        self.experts.keep(session);
         if let Some(verdict) = session.gate_verdict()
             && let Some((remembered, of)) = self.remembered(session.options())
             && let Err(error) = remembered.keep(&of, verdict)
@@ -427,8 +444,12 @@ fn memory_line(taken: &Taken) -> String {
         (0, 0) => String::new(),
         (planned, real) => format!(", {}", part("staging", planned, real)),
     };
+    let experts = match (planned.expert_slot_bytes, real.expert_slot_bytes) {
+        (0, 0) => String::new(),
+        (planned, real) => format!(", {}", part("slots for experts", planned, real)),
+    };
     format!(
-        "memory: {}, {}, {}{staging}",
+        "memory: {}, {}, {}{staging}{experts}",
         part("weights", planned.weight_bytes, real.weight_bytes),
         part("KV", planned.kv_bytes, real.kv_bytes),
         part("work", planned.work_bytes, real.work_bytes),
@@ -474,7 +495,12 @@ pub fn load_options(flags: &MachineFlags) -> Result<LoadOptions> {
     if flags.threads == Some(0) {
         return Err(Advised::new("--threads 0", "leave it out to use every physical core").into());
     }
+    if flags.pool_workers == Some(0) {
+        let hint = "--cpu-share off has the CPU compute no experts";
+        return Err(Advised::new("--pool-workers 0", hint).into());
+    }
     Ok(LoadOptions {
+        pool_workers: flags.pool_workers,
         threads: flags.threads,
         isa: match flags.isa.as_str() {
             "auto" => None,
@@ -592,6 +618,7 @@ mod tests {
             kv_bytes: (n + 1) << 20,
             work_bytes: (n + 2) << 20,
             staging_bytes: 0,
+            expert_slot_bytes: 0,
         };
         let taken = Taken {
             planned: bytes(1),

@@ -7,6 +7,8 @@
 //! ```text
 //! scores -> ids, weights -> for each wave: gather codes by expert -> gate, up -> f(gate) * up -> codes -> down -> y = fma(w, o, y)
 //! ```
+//!
+//! Where an expert's weights are, and which threads multiply with them, is a [`Source`]'s: it changes no bit.
 
 pub mod definition;
 mod router;
@@ -24,7 +26,9 @@ use crate::product::{Operand, OwnTask, own_products};
 use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::{act_block, down_passes};
 use quant::tile::TileMatrix;
+use std::marker::PhantomData;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 /// Rows of a wave, unless one expert may have more: what lies between its products takes some ten megabytes.
 const WAVE_ROWS: usize = 1024;
@@ -40,6 +44,80 @@ pub struct Expert<'a> {
     pub down: TileMatrix<'a>,
     /// Biases of the three, `f32` in little endian.
     pub biases: Option<[&'a [u8]; 3]>,
+}
+
+/// Which threads multiply with an expert's weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Those that compute all else.
+    Device,
+    /// Those that take the CPU's share.
+    Host,
+}
+
+/// Threads by side.
+#[derive(Debug, Clone, Copy)]
+pub struct Pools<'a> {
+    /// Those that compute all else.
+    pub device: &'a Pool,
+    /// Those that take the CPU's share: the same ones, or fewer.
+    pub host: &'a Pool,
+}
+
+impl<'a> From<&'a Pool> for Pools<'a> {
+    fn from(pool: &'a Pool) -> Self {
+        Self {
+            device: pool,
+            host: pool,
+        }
+    }
+}
+
+/// Where the weights of a layer's experts are.
+pub trait Source {
+    /// Makes some of these experts ready to be multiplied with, the first ones in order, at least one, and returns how many. Those
+    /// that were made ready before are done with.
+    fn make_ready(&mut self, experts: &[u32]) -> usize;
+    /// An expert that is ready.
+    fn expert(&self, expert: u32) -> Expert<'_>;
+    /// Whose it is.
+    fn side(&self, expert: u32) -> Side;
+}
+
+/// Experts that all lie in memory for good, which a function finds.
+pub struct InMemory<'w, F> {
+    find: F,
+    life: PhantomData<&'w ()>,
+}
+
+impl<'w, F: Fn(u32) -> Expert<'w>> InMemory<'w, F> {
+    /// Those that `find` finds.
+    pub fn new(find: F) -> Self {
+        Self {
+            find,
+            life: PhantomData,
+        }
+    }
+}
+
+impl<F> std::fmt::Debug for InMemory<'_, F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("InMemory")
+    }
+}
+
+impl<'w, F: Fn(u32) -> Expert<'w>> Source for InMemory<'w, F> {
+    fn make_ready(&mut self, experts: &[u32]) -> usize {
+        experts.len()
+    }
+
+    fn expert(&self, expert: u32) -> Expert<'_> {
+        (self.find)(expert)
+    }
+
+    fn side(&self, _: u32) -> Side {
+        Side::Device
+    }
 }
 
 /// Value `i` of a bias.
@@ -101,12 +179,17 @@ pub struct Mixer {
     gated: Acts,
     /// `[2 rows, D]`; before the down projection, a wave's tokens for weights that read values.
     out: Buffer<f32>,
+    /// A wave's experts.
+    wave: Vec<u32>,
+    /// What products of the host's side took.
+    host: Duration,
 }
 
 /// One expert's part of a wave.
 #[derive(Debug, Clone, Copy)]
 struct Part<'w> {
     expert: Expert<'w>,
+    side: Side,
     /// Its first row of the wave, and how many there are.
     row: usize,
     n: usize,
@@ -170,6 +253,8 @@ impl Mixer {
             up: Buffer::new(rows * shape.ff)?,
             gated: Acts::new(2 * rows, shape.ff)?,
             out: Buffer::new(2 * rows * shape.width)?,
+            wave: Vec::with_capacity(shape.routing.experts.min(rows / TILE)),
+            host: Duration::ZERO,
             shape,
         })
     }
@@ -216,61 +301,90 @@ impl Mixer {
         (&self.ids[..pairs], &self.weights[..pairs])
     }
 
+    /// Experts that were chosen, ascending, and by how many tokens.
+    pub fn used(&self) -> impl Iterator<Item = (u32, u32)> {
+        let pairs = self.starts.windows(2).enumerate();
+        pairs
+            .map(|(e, starts)| (e as u32, starts[1] - starts[0]))
+            .filter(|&(_, n)| n > 0)
+    }
+
+    /// What products of the [host's side](Side::Host) took in the last [`add`](Self::add).
+    pub fn host_took(&self) -> Duration {
+        self.host
+    }
+
     /// Adds what their experts give the tokens `x` `[T, D]`, routed before, to `y` `[T, D]`. The operand has the forms that the
     /// experts' gate and up matrices read.
-    pub fn add<'w>(
+    pub fn add(
         &mut self,
-        pool: &Pool,
+        pools: Pools<'_>,
         isa: Isa,
         f: Gate,
         x: &Operand<'_>,
-        expert: impl Fn(usize) -> Expert<'w>,
+        source: &mut impl Source,
         y: &mut [f32],
     ) {
         assert_eq!(x.tokens, self.tokens, "tokens that were routed");
-        let mut parts = Vec::with_capacity(self.shape.routing.experts.min(self.rows / TILE));
+        self.host = Duration::ZERO;
+        let pool = pools.device;
         let mut next = 0;
         loop {
-            let pairs = self.wave(&mut next, &expert, &mut parts);
-            if parts.is_empty() {
+            self.choose_wave(next);
+            if self.wave.is_empty() {
                 return;
             }
+            let ready = source.make_ready(&self.wave);
+            assert!((1..=self.wave.len()).contains(&ready), "experts are ready");
+            self.wave.truncate(ready);
+            next = self.wave[ready - 1] as usize + 1;
+            let (parts, pairs) = self.parts(source);
             self.gather(pool, x, &parts, pairs.start);
-            self.gate_and_up(pool, isa, &parts);
+            self.gate_and_up(pools, isa, &parts);
             self.gate(pool, isa, f, &parts);
-            self.down(pool, isa, &parts);
+            self.down(pools, isa, &parts);
             self.combine(pool, isa, &parts, &pairs, y);
         }
     }
 
-    /// The next experts that have tokens, as many as there are rows for, and their pairs.
-    fn wave<'w>(
-        &self,
-        next: &mut usize,
-        expert: &impl Fn(usize) -> Expert<'w>,
-        parts: &mut Vec<Part<'w>>,
-    ) -> Range<usize> {
-        parts.clear();
-        let start = self.starts[*next] as usize;
-        let (mut end, mut first) = (start, 0);
-        while *next < self.shape.routing.experts {
-            let n = self.starts[*next + 1] as usize - end;
-            if n > 0 {
-                if first + n.next_multiple_of(TILE) > self.rows {
-                    break;
-                }
-                parts.push(Part {
-                    expert: expert(*next),
-                    row: end - start,
-                    n,
-                    first,
-                });
-                first += n.next_multiple_of(TILE);
-                end += n;
+    /// The next experts that have tokens, from `next` on, as many as there are rows for.
+    fn choose_wave(&mut self, next: usize) {
+        self.wave.clear();
+        let mut rows = 0;
+        for e in next..self.shape.routing.experts {
+            let n = (self.starts[e + 1] - self.starts[e]) as usize;
+            if n == 0 {
+                continue;
             }
-            *next += 1;
+            rows += n.next_multiple_of(TILE);
+            if rows > self.rows {
+                break;
+            }
+            self.wave.push(e as u32);
         }
-        start..end
+    }
+
+    /// The wave's parts, and their pairs.
+    fn parts<'s>(&self, source: &'s impl Source) -> (Vec<Part<'s>>, Range<usize>) {
+        let of = |e: u32| self.starts[e as usize] as usize..self.starts[e as usize + 1] as usize;
+        let start = of(self.wave[0]).start;
+        let mut end = start;
+        let mut first = 0;
+        let part = |&e: &u32| {
+            let n = of(e).len();
+            let part = Part {
+                expert: source.expert(e),
+                side: source.side(e),
+                row: end - start,
+                n,
+                first,
+            };
+            first += n.next_multiple_of(TILE);
+            end += n;
+            part
+        };
+        let parts = self.wave.iter().map(part).collect();
+        (parts, start..end)
     }
 
     /// Copies the wave's tokens, expert by expert.
@@ -305,10 +419,10 @@ impl Mixer {
         }
     }
 
-    fn gate_and_up(&mut self, pool: &Pool, isa: Isa, parts: &[Part<'_>]) {
+    fn gate_and_up(&mut self, pools: Pools<'_>, isa: Isa, parts: &[Part<'_>]) {
         let Shape { width, ff, .. } = self.shape;
         let (mut gate, mut up) = (&mut self.gate[..], &mut self.up[..]);
-        let mut tasks = Vec::with_capacity(2 * parts.len());
+        let mut tasks = Tasks::new(parts, 2);
         for part in parts {
             let operand = Operand {
                 x: &self.out[part.row * width..][..part.n * width],
@@ -320,10 +434,10 @@ impl Mixer {
             for (w, outs) in [(part.expert.gate, &mut gate), (part.expert.up, &mut up)] {
                 let (out, rest) = std::mem::take(outs).split_at_mut(part.n * ff);
                 *outs = rest;
-                tasks.push(OwnTask { operand, w, out });
+                tasks.of(part.side).push(OwnTask { operand, w, out });
             }
         }
-        own_products(pool, isa, &mut tasks);
+        self.host += tasks.run(pools, isa);
     }
 
     /// Gates rows, and quantises them for the down projection.
@@ -360,10 +474,10 @@ impl Mixer {
         }
     }
 
-    fn down(&mut self, pool: &Pool, isa: Isa, parts: &[Part<'_>]) {
+    fn down(&mut self, pools: Pools<'_>, isa: Isa, parts: &[Part<'_>]) {
         let Shape { width, ff, .. } = self.shape;
         let mut outs = &mut self.out[..];
-        let mut tasks = Vec::with_capacity(parts.len());
+        let mut tasks = Tasks::new(parts, 1);
         for part in parts {
             let block = act_block(part.expert.down.ty());
             let of = |of| (block == Some(of)).then(|| self.gated.segment(part.gated()));
@@ -378,13 +492,13 @@ impl Mixer {
             // Room for two passes each.
             let (room, rest) = std::mem::take(&mut outs).split_at_mut(2 * part.n * width);
             outs = rest;
-            tasks.push(OwnTask {
+            tasks.of(part.side).push(OwnTask {
                 operand,
                 w: part.expert.down,
                 out: &mut room[..tokens * width],
             });
         }
-        own_products(pool, isa, &mut tasks);
+        self.host += tasks.run(pools, isa);
     }
 
     /// Adds the wave's outputs to their tokens.
@@ -424,6 +538,42 @@ impl Mixer {
                 }
             }
         });
+    }
+}
+
+/// Products of a wave, by whose they are.
+struct Tasks<'a> {
+    device: Vec<OwnTask<'a>>,
+    host: Vec<OwnTask<'a>>,
+}
+
+impl<'a> Tasks<'a> {
+    fn new(parts: &[Part<'_>], each: usize) -> Self {
+        let of_device = parts.iter().filter(|p| p.side == Side::Device).count();
+        Self {
+            device: Vec::with_capacity(each * of_device),
+            host: Vec::with_capacity(each * (parts.len() - of_device)),
+        }
+    }
+
+    fn of(&mut self, side: Side) -> &mut Vec<OwnTask<'a>> {
+        match side {
+            Side::Device => &mut self.device,
+            Side::Host => &mut self.host,
+        }
+    }
+
+    /// Returns what the host's side took.
+    fn run(mut self, pools: Pools<'_>, isa: Isa) -> Duration {
+        if !self.device.is_empty() {
+            own_products(pools.device, isa, &mut self.device);
+        }
+        if self.host.is_empty() {
+            return Duration::ZERO;
+        }
+        let begun = Instant::now();
+        own_products(pools.host, isa, &mut self.host);
+        begun.elapsed()
     }
 }
 

@@ -150,9 +150,50 @@ impl Weights {
                 acts256: has256.then(|| acts256.view()),
             };
             mixer.route(pool, isa, z);
-            mixer.add(pool, isa, f, &operand, |e| self.expert(e), y);
+            if at_once % 2 == 0 {
+                let mut source = InMemory::new(|e| self.expert(e as usize));
+                mixer.add(pool.into(), isa, f, &operand, &mut source, y);
+            } else {
+                let pools = Pools {
+                    device: pool,
+                    host: &Pool::new(2, Pinning::Free).unwrap(),
+                };
+                let mut source = Few {
+                    weights: self,
+                    ready: Vec::new(),
+                };
+                mixer.add(pools, isa, f, &operand, &mut source, y);
+                let of_host = mixer.used().any(|(e, _)| e % 3 == 0);
+                assert_eq!(mixer.host_took().is_zero(), !of_host);
+            }
         }
         y
+    }
+}
+
+/// Never has more than three experts ready, some of them the host's.
+struct Few<'a> {
+    weights: &'a Weights,
+    ready: Vec<u32>,
+}
+
+impl Source for Few<'_> {
+    fn make_ready(&mut self, experts: &[u32]) -> usize {
+        let n = (experts[0] as usize % 3 + 1).min(experts.len());
+        self.ready = experts[..n].to_vec();
+        n
+    }
+
+    fn expert(&self, expert: u32) -> Expert<'_> {
+        assert!(self.ready.contains(&expert), "{expert} is not ready");
+        self.weights.expert(expert as usize)
+    }
+
+    fn side(&self, expert: u32) -> Side {
+        match expert % 3 {
+            0 => Side::Host,
+            _ => Side::Device,
+        }
     }
 }
 

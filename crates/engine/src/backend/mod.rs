@@ -17,6 +17,7 @@ pub(crate) use self::cuda::Cuda;
 pub(crate) use ::cpu::attention::{CELLS, GROUP, KvShape, Step};
 
 use crate::error::Error;
+use crate::experts::Store;
 use crate::model::{Layer, Linear, Mixture, Model, Vector};
 use quant::act::Passes;
 use std::fmt::Debug;
@@ -133,6 +134,26 @@ pub(crate) trait Backend: Debug + Sized {
     fn make_slots(&mut self, slots: usize, bytes: usize) -> Result<(), Error>;
     /// Begins to copy bytes of a host slab to a slot.
     fn stage(&mut self, from: &Self::HostSlab, at: Range<usize>, slot: usize);
+
+    /// Has experts placed as a store says: makes its slots, and fills them with what it knows to be used. [`mix`](Self::mix) then serves
+    /// experts as the store says.
+    fn place_experts(&mut self, store: Store) -> Result<(), Error> {
+        drop(store);
+        let what = "experts are where the model is on this device, and cannot be elsewhere";
+        Err(Error::Options(what.to_owned()))
+    }
+    /// That store.
+    fn experts(&self) -> Option<&Store> {
+        None
+    }
+    /// The same to change it.
+    fn experts_mut(&mut self) -> Option<&mut Store> {
+        None
+    }
+    /// Bytes of slots for experts.
+    fn expert_bytes(&self) -> u64 {
+        0
+    }
 
     /// Does the operations of one generated token, `step`, which begin with [`begin`](Self::begin) for it at `position`. `again`: the lists of
     /// what they attend, and where they write, are those of the step before, so that a backend which has recorded it may do it again.

@@ -5,6 +5,7 @@ use super::config::{Config, Experts};
 use super::weights::{Loader, Matrix, Vector, Weights};
 use crate::error::Error;
 use cpu::mixture::Expert as ExpertView;
+use std::ops::Range;
 
 /// A product's weights and what is added to its result.
 #[derive(Debug)]
@@ -51,6 +52,8 @@ pub(crate) struct Gated {
 /// A mixture of experts.
 #[derive(Debug)]
 pub(crate) struct Mixture {
+    /// Its number among a model's mixtures.
+    pub(crate) index: usize,
     /// What scores experts, `[E, D]`.
     pub(crate) router: Linear,
     pub(crate) experts: Vec<Expert>,
@@ -87,6 +90,24 @@ impl Expert {
             up: self.up.view(weights),
             down: self.down.view(weights),
             biases: biases.map(|biases| biases.each_ref().map(|bias| bias.bytes(weights))),
+        }
+    }
+
+    /// Its bytes in host memory, where it lies there: all its matrices and what lies between them.
+    pub(crate) fn blob(&self) -> Range<usize> {
+        let last = self.biases.as_ref().map_or(&self.down, |b| &b[2]);
+        self.gate.place().start..last.place().end
+    }
+
+    /// Its weights in a copy of [`blob`](Self::blob).
+    pub(crate) fn view_in<'a>(&self, copy: &'a [u8]) -> ExpertView<'a> {
+        let first = self.gate.place().start;
+        let biases = self.biases.as_ref();
+        ExpertView {
+            gate: self.gate.view_in(copy, first),
+            up: self.up.view_in(copy, first),
+            down: self.down.view_in(copy, first),
+            biases: biases.map(|biases| biases.each_ref().map(|bias| bias.bytes_in(copy, first))),
         }
     }
 
@@ -270,6 +291,7 @@ impl Finder<'_, '_> {
                 .map(|biases| biases.each_ref().map(|bias| bias.place(e))),
         };
         Ok(Mixture {
+            index: self.layer - experts.leading_dense,
             router,
             experts: (0..total).map(blob).collect(),
             shared,
@@ -345,7 +367,11 @@ mod tests {
         for expert in &mixture.experts {
             let biases = expert.biases.as_ref().expect("it has biases");
             let matrices = [&expert.gate, &expert.up, &expert.down];
+            let blob = expert.blob();
+            let copy = model.weights.in_host()[blob.clone()].to_vec();
             for matrix in matrices.into_iter().chain(biases) {
+                let bytes = matrix.bytes(&model.weights);
+                assert_eq!(matrix.bytes_in(&copy, blob.start), bytes);
                 let bytes = matrix.bytes(&model.weights).as_ptr_range();
                 let (start, after) = (bytes.start as usize, bytes.end as usize);
                 assert!(start.is_multiple_of(ALIGN));

@@ -67,6 +67,8 @@ pub struct LoadOptions {
     pub device: ComputeDevice,
     /// What tensors hold.
     pub contents: Contents,
+    /// Threads that compute the host's share of experts; `None`: all.
+    pub pool_workers: Option<usize>,
 }
 
 /// How far loading is.
@@ -83,6 +85,8 @@ pub struct LoadProgress {
 pub struct Model {
     config: Config,
     pub(crate) pool: Pool,
+    /// What computes the host's share of experts, if that is not all of the pool.
+    host_pool: Option<Pool>,
     pub(crate) isa: Isa,
     pub(crate) weights: Weights,
     pub(crate) embedding: Matrix,
@@ -157,6 +161,10 @@ impl Model {
             options.threads.unwrap_or_else(default_threads),
             options.pinning,
         )?;
+        let host_pool = match options.pool_workers {
+            Some(threads) if threads < pool.threads() => Some(Pool::new(threads, options.pinning)?),
+            _ => None,
+        };
         let mut tell = |done_bytes, total_bytes| {
             progress(LoadProgress {
                 done_bytes,
@@ -171,6 +179,7 @@ impl Model {
             rope_windowed: config.rope_windowed.frequencies(factors),
             config,
             pool,
+            host_pool,
             isa: options.isa.unwrap_or_else(Isa::best),
             weights: loaded.weights,
             embedding: tensors.embedding,
@@ -224,6 +233,21 @@ impl Model {
             hash.update(value.to_le_bytes());
         }
         hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    /// Threads that compute the host's share of experts.
+    pub(crate) fn host_pool(&self) -> &Pool {
+        self.host_pool.as_ref().unwrap_or(&self.pool)
+    }
+
+    /// A mixture of experts, by its number among them.
+    pub(crate) fn mixture(&self, index: usize) -> &Mixture {
+        let experts = self.config.experts.as_ref();
+        let dense = experts.map_or(0, |experts| experts.leading_dense);
+        match &self.layers[dense + index].ffn {
+            FeedForward::Mixture(mixture) => mixture,
+            FeedForward::Dense(_) => unreachable!("layers behind the dense ones have experts"),
+        }
     }
 
     pub(crate) fn output(&self) -> &Matrix {

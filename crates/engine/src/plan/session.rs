@@ -1,12 +1,13 @@
 //! The plan of a session, made before its model is loaded.
 
 use super::describe::describe;
+use crate::experts::{Emulated, ExpertPlacing, Policy, Recalled, Settings, Share};
 use crate::gpu::Gpu;
 use crate::session::{ComputeDevice, N_CTX_DEFAULT, Placing, Session, SessionOptions};
 use gguf::GgufFile;
 use place::bytes::{BLOCK_CELLS, GROUP_BLOCKS, KvType};
 use place::cost::{Place, SpillModel, Token};
-use place::decide::{Memory, Plan, Prefer, Request, decide, needs_profile};
+use place::decide::{Memory, Plan, Prefer, Request, SpillWeights, decide, needs_profile};
 use place::limits::DEVICE_RESERVE_BYTES;
 use place::model::Model;
 use place::profile::Profile;
@@ -32,6 +33,10 @@ pub struct Asked {
     pub rotate: bool,
     /// What computes.
     pub device: ComputeDevice,
+    /// The CPU's part in experts that are not on the device, in prompts and for generated tokens.
+    pub expert_shares: [Share; 2],
+    /// What is made worse than it is.
+    pub emulated: Emulated,
 }
 
 impl Default for Asked {
@@ -41,6 +46,8 @@ impl Default for Asked {
             request: Request::default(),
             rotate: true,
             device: ComputeDevice::Cpu,
+            expert_shares: [Share::Auto; 2],
+            emulated: Emulated::default(),
         }
     }
 }
@@ -67,6 +74,8 @@ pub struct Bytes {
     pub work_bytes: u64,
     /// What streaming of cells needs beside that.
     pub staging_bytes: u64,
+    /// Slots for experts beside the memory that has all of them.
+    pub expert_slot_bytes: u64,
 }
 
 /// What a device's memory was planned to hold of what is there, and what is taken of it.
@@ -101,7 +110,7 @@ pub fn plan(
     machine: &Profile,
 ) -> Result<SessionPlan, place::Error> {
     let model = describe(file)?;
-    let request = request(asked.request);
+    let request = request(asked);
     let machine = &used(asked, machine);
     let (plan, cut_from) = match asked.n_ctx {
         Some(n_ctx) => (
@@ -122,6 +131,7 @@ pub fn plan(
         placing: placing(&plan, request.kv_share.is_none()),
         rotate: asked.rotate,
         device: asked.device,
+        experts: experts(&plan, asked, &model, machine),
     };
     Ok(SessionPlan {
         plan,
@@ -146,15 +156,44 @@ pub fn token_at(
     let machine = used(asked, machine);
     Ok(planned
         .plan
-        .token_at(&request(asked.request), &model, &machine, depth))
+        .token_at(&request(asked), &model, &machine, depth))
 }
 
-/// What is asked of a plan: as much as sessions can do today, which is to have all weights in fast memory.
-pub fn request(request: Request) -> Request {
+/// What is asked of a plan: as much as sessions can do today, which is to have dense weights in fast memory, and on a GPU all of them.
+pub fn request(asked: &Asked) -> Request {
     Request {
-        spill_weights: false,
-        ..request
+        spill_weights: match asked.device {
+            ComputeDevice::Cpu => SpillWeights::Experts,
+            ComputeDevice::Cuda(_) => SpillWeights::None,
+        },
+        expert_share: match asked.expert_shares[1] {
+            Share::Off => Some(0.0),
+            Share::Auto => None,
+            Share::Fixed(share) => Some(share),
+        },
+        ..asked.request
     }
+}
+
+/// Where a plan has the experts: `None` if all are where they are computed.
+fn experts(plan: &Plan, asked: &Asked, model: &Model, machine: &Profile) -> Option<ExpertPlacing> {
+    let layout = &plan.layout;
+    if layout.expert_staging_slots == 0 {
+        return None;
+    }
+    let [prompt, generated] = asked.expert_shares;
+    Some(ExpertPlacing {
+        settings: Settings {
+            cache_bytes: layout.expert_cache_bytes,
+            staging_slots: u32::try_from(layout.expert_staging_slots).unwrap_or(u32::MAX),
+            policy: Policy::Value,
+            prompt,
+            generated,
+            costs: plan.expert_costs(&request(asked), model, machine),
+        },
+        recalled: Recalled::default(),
+        emulated: asked.emulated,
+    })
 }
 
 /// The machine without a device that does not compute.
@@ -180,7 +219,7 @@ pub fn needs_rates(
     let model = describe(file)?;
     let request = Request {
         n_ctx: asked.n_ctx.unwrap_or_else(|| usual_context(&model)),
-        ..request(asked.request)
+        ..request(asked)
     };
     if tier::allowed(&model, request.type_k, request.type_v)?.len() == 1 || asked.n_ctx.is_none() {
         // The tier is not chosen, and what has no room is in host memory.
@@ -286,6 +325,7 @@ impl SessionPlan {
             plan.kv_alloc_bytes,
             plan.work_bytes,
             plan.layout.staging_bytes,
+            Bytes::expert_slots(plan),
         ];
         parts.into_iter().fold(0, u64::saturating_add)
     }
@@ -319,6 +359,19 @@ impl DeviceTaken {
     }
 }
 
+impl Bytes {
+    /// Slots for experts, where not all are where they are computed.
+    fn expert_slots(plan: &Plan) -> u64 {
+        let layout = &plan.layout;
+        match layout.expert_staging_slots {
+            0 => 0,
+            _ => layout
+                .expert_cache_bytes
+                .saturating_add(layout.expert_staging_bytes),
+        }
+    }
+}
+
 impl Taken {
     /// Compares a session with its plan.
     pub fn of(plan: &Plan, session: &Session<'_>) -> Self {
@@ -328,12 +381,14 @@ impl Taken {
                 kv_bytes: plan.kv_alloc_bytes,
                 work_bytes: plan.work_bytes,
                 staging_bytes: plan.layout.staging_bytes,
+                expert_slot_bytes: Bytes::expert_slots(plan),
             },
             real: Bytes {
                 weight_bytes: session.model().memory_bytes(),
                 kv_bytes: session.kv_bytes(),
                 work_bytes: session.work_bytes(),
                 staging_bytes: session.staging_bytes(),
+                expert_slot_bytes: session.expert_bytes(),
             },
         }
     }

@@ -13,12 +13,15 @@ pub use place::gate::Verdict;
 
 use crate::backend::{Backend, CELLS, Cpu, Cuda, KvShape, LOGIT_ROWS, Rotation};
 use crate::error::Error;
+use crate::experts::{Counts, ExpertPlacing, Profile, Store, Verdicts};
 use crate::kv::Cache;
 use crate::kv::file::Origin;
 use crate::model::{Config, Model};
 use forward::Work;
 use place::gate::Gate;
+use std::io::{self, Write};
 use std::ops::{ControlFlow, Range};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::Instant;
 
@@ -48,6 +51,8 @@ pub struct SessionOptions {
     pub rotate: bool,
     /// What computes: what the model was loaded for.
     pub device: ComputeDevice,
+    /// Where experts may be; `None`: where the model is.
+    pub experts: Option<ExpertPlacing>,
 }
 
 impl SessionOptions {
@@ -61,6 +66,7 @@ impl SessionOptions {
             placing: Placing::RESIDENT,
             rotate: true,
             device: ComputeDevice::Cpu,
+            experts: None,
         }
     }
 
@@ -104,6 +110,19 @@ pub struct Session<'m> {
     model: &'m Model,
     options: SessionOptions,
     run: On<'m>,
+    /// Whether a thread has panicked that computed for it.
+    has_panicked: bool,
+}
+
+/// Has work done that may panic: then an error, and from then on nothing but that, for nobody knows what was done.
+fn guarded(has_panicked: &mut bool, work: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+    if *has_panicked {
+        return Err(Error::Panicked);
+    }
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        *has_panicked = true;
+        Err(Error::Panicked)
+    })
 }
 
 /// A session on one of the backends.
@@ -171,6 +190,9 @@ impl<B: Backend> Run<B> {
             work,
             ..
         } = self;
+        if let Some(store) = backend.experts_mut() {
+            store.begin_prompt(tokens.len());
+        }
         let mut rest = tokens;
         while !rest.is_empty() {
             let (position, most) = (cache.n(), options.ubatch.min(cache.chunk_max()));
@@ -268,6 +290,9 @@ impl<'m> Session<'m> {
             placing,
             ..
         } = options;
+        let store = options.experts.as_ref();
+        let store = store.map(|experts| Store::new(model, Some(experts)));
+        let store = store.transpose()?;
         let c = model.config();
         let (type_k, type_v) = (options.type_k, options.type_v);
         let shape = KvShape::new(c.heads_kv, c.head_k, c.head_v, type_k, type_v)?;
@@ -289,11 +314,16 @@ impl<'m> Session<'m> {
                 On::Cuda(Box::new(Run::new(backend, cache, ubatch, &placing)?))
             }
         };
-        Ok(Self {
+        let mut session = Self {
             model,
             options,
             run,
-        })
+            has_panicked: false,
+        };
+        if let Some(store) = store {
+            on!(&mut session.run, run => run.backend.place_experts(store)?);
+        }
+        Ok(session)
     }
 
     /// The model.
@@ -336,6 +366,68 @@ impl<'m> Session<'m> {
         on!(&self.run, run => run.backend.staging_bytes())
     }
 
+    /// Bytes of slots for experts, those that streamed ones pass through among them.
+    pub fn expert_bytes(&self) -> u64 {
+        on!(&self.run, run => run.backend.expert_bytes())
+    }
+
+    /// How experts were served so far, in prompts and for generated tokens, where some are not where they are computed.
+    pub fn expert_counts(&self) -> Option<[Counts; 2]> {
+        let experts = on!(&self.run, run => run.backend.experts())?.experts()?;
+        Some(experts.counts())
+    }
+
+    /// What was learnt of the use of experts, and what gates found of the CPU's share of them.
+    pub fn expert_findings(&self) -> Option<(Profile, Verdicts)> {
+        let experts = on!(&self.run, run => run.backend.experts())?.experts()?;
+        Some((experts.profile(), experts.verdicts()))
+    }
+
+    /// Writes which experts are used from now on, as [`place::routing`] says.
+    ///
+    /// # Errors
+    /// If the model has no experts.
+    pub fn record_routing(&mut self, to: Box<dyn Write + Send>) -> Result<(), Error> {
+        self.store()?.record_routing(to);
+        Ok(())
+    }
+
+    /// Writes what layers take from now on whose experts are not all resident, as [`place::windows`] says. `machine` is what records call
+    /// this one.
+    ///
+    /// # Errors
+    /// If the model has no experts.
+    pub fn record_windows(
+        &mut self,
+        to: Box<dyn Write + Send>,
+        machine: &str,
+    ) -> Result<(), Error> {
+        self.store()?.record_windows(to, machine);
+        Ok(())
+    }
+
+    /// What is asked of experts: where they are all where they are computed, for the sake of records.
+    fn store(&mut self) -> Result<&mut Store, Error> {
+        let model = self.model;
+        on!(&mut self.run, run => {
+            if run.backend.experts().is_none() {
+                run.backend.place_experts(Store::new(model, None)?)?;
+            }
+            Ok(run.backend.experts_mut().expect("it is there now"))
+        })
+    }
+
+    /// Ends all records.
+    ///
+    /// # Errors
+    /// The first one of writing them.
+    pub fn finish_records(&mut self) -> io::Result<()> {
+        match on!(&mut self.run, run => run.backend.experts_mut()) {
+            Some(store) => store.finish_records(),
+            None => Ok(()),
+        }
+    }
+
     /// What the gate has found of the CPU's share of the tail, if it has decided.
     pub fn gate_verdict(&self) -> Option<Verdict> {
         on!(&self.run, run => run.gate.as_ref().and_then(Gate::verdict))
@@ -354,7 +446,10 @@ impl<'m> Session<'m> {
     pub fn prefill(&mut self, tokens: &[u32], mut wanted: Wanted<'_>) -> Result<(), Error> {
         self.check(tokens)?;
         let (model, options) = (self.model, &self.options);
-        on!(&mut self.run, run => run.prefill(model, options, tokens, &mut wanted))
+        guarded(
+            &mut self.has_panicked,
+            || on!(&mut self.run, run => run.prefill(model, options, tokens, &mut wanted)),
+        )
     }
 
     /// Makes the selected sequence one of `n` positions whose cells are random: as if a prompt had been taken, for measurements that do
@@ -380,7 +475,10 @@ impl<'m> Session<'m> {
     pub fn decode(&mut self, token: u32) -> Result<(), Error> {
         self.check(&[token])?;
         let (model, options) = (self.model, &self.options);
-        on!(&mut self.run, run => run.decode(model, options, token))
+        guarded(
+            &mut self.has_panicked,
+            || on!(&mut self.run, run => run.decode(model, options, token)),
+        )
     }
 
     /// The logits `[V]` of the last token that [`Wanted::Last`] or [`Session::decode`] was for.

@@ -11,6 +11,7 @@
 //!
 //! The terms are physical and separate, so that a wrong prediction says which of them is wrong.
 
+mod experts;
 mod processor;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ use std::collections::HashMap;
 
 use crate::bytes::KvType;
 use crate::drop::{amount, ms, part};
+use crate::experts::HitCurve;
 use crate::model::{Cells, Keeps, Model};
 use crate::profile::{HeadShape, Profile};
 use crate::tier::Tier;
@@ -181,6 +183,10 @@ pub struct Costs<'a> {
     spill_model: SpillModel,
     /// The part of the tail that the CPU attends; `None`: what is fastest.
     kv_share: Option<f64>,
+    /// The part of the experts outside that the CPU computes; `None`: what is fastest.
+    expert_share: Option<f64>,
+    /// What is expected of a cache of experts; `None`: as if all were used alike.
+    hits: Option<HitCurve>,
 }
 
 impl<'a> Costs<'a> {
@@ -228,6 +234,18 @@ impl<'a> Costs<'a> {
             common: c,
             spill_model,
             kv_share: kv_share.map(part),
+            expert_share: None,
+            hits: None,
+        }
+    }
+
+    /// The same with the CPU's part in experts outside, and with what is known of their use.
+    #[must_use]
+    pub fn with_experts(self, share: Option<f64>, hits: Option<HitCurve>) -> Self {
+        Self {
+            expert_share: share.map(part),
+            hits,
+            ..self
         }
     }
 

@@ -19,6 +19,8 @@ const MORE_WITH_EXPERTS: f64 = 2.0;
 pub struct Processor<'a> {
     /// Format and weights passed at one token, GB/s.
     decode_gb_s: Vec<(&'a str, f64)>,
+    /// Format and multiply-adds of many tokens, G a second.
+    prefill_gmac_s: Vec<(&'a str, f64)>,
     attention: &'a [AttentionRate],
     read_gb_s: f64,
     operation_us: f64,
@@ -59,6 +61,12 @@ impl<'a> Processor<'a> {
                     (p.format.as_str(), rate)
                 })
                 .collect(),
+            prefill_gmac_s: host
+                .products
+                .iter()
+                .filter(|p| p.isa == host.isa)
+                .map(|p| (p.format.as_str(), p.prefill_gmac_s.value * part))
+                .collect(),
             attention: &host.attention,
             read_gb_s: with(host.read_gb_s.one.value, host.read_gb_s.all.value),
             operation_us: host.fork_join_us.value,
@@ -74,6 +82,11 @@ impl<'a> Processor<'a> {
         Self {
             decode_gb_s: rates
                 .map(|p| (p.format.as_str(), p.decode_gb_s.value))
+                .collect(),
+            prefill_gmac_s: device
+                .products
+                .iter()
+                .map(|p| (p.format.as_str(), p.prefill_gmac_s.value))
                 .collect(),
             attention: &device.attention,
             read_gb_s: device.read_gb_s.value,
@@ -101,6 +114,19 @@ impl<'a> Processor<'a> {
             },
             |(_, rate)| *rate,
         )
+    }
+
+    /// Multiply-adds of a product of many tokens in the slowest of some formats, G a second; those that were not measured are taken as the
+    /// slowest one that was.
+    pub fn prefill_gmac_s<'f>(&self, formats: impl Iterator<Item = &'f str>) -> f64 {
+        let slowest = self.prefill_gmac_s.iter().map(|(_, rate)| *rate);
+        let slowest = slowest.fold(f64::INFINITY, f64::min);
+        let of = |format: &str| {
+            let mut rates = self.prefill_gmac_s.iter();
+            let known = rates.find(|(f, _)| f.eq_ignore_ascii_case(format));
+            known.map_or(slowest, |(_, rate)| *rate)
+        };
+        formats.map(of).fold(f64::INFINITY, f64::min)
     }
 
     /// Starting the operations of `layers` layers, of which `with_experts` have routed experts, and of the output; and what a token takes

@@ -162,7 +162,9 @@ impl Costs<'_> {
                 (Place::VirtualDevice, SpillModel::Overlapped) => {
                     (token.streamed_bytes, token.cpu_bytes) =
                         self.virtual_tail(tier, placement.window_cells, depth);
-                    token.spill_ms = self.virtual_copy_ms(tier, token.streamed_bytes);
+                    let copied = missing * (1.0 - self.expert_share.unwrap_or(1.0));
+                    token.spill_ms = self.virtual_copy_ms(tier, token.streamed_bytes)
+                        + ms(copied, self.machine.link_gb_s);
                 }
                 (_, SpillModel::Additive) => {
                     self.add_additive(tier, &mut token, tail, missing + dense);
@@ -213,15 +215,20 @@ impl Costs<'_> {
         ms(bytes, self.machine.link_gb_s) + pieces * self.machine.host.operation_ms()
     }
 
-    /// The part of a token's experts that is not in fast memory: as if all were used alike, which none of them is, so that
-    /// this is the most.
+    /// The part of a token's experts that is not in fast memory: by what is known of their use, or as if all were used alike, which none
+    /// of them is, so that this is the most.
     fn missing_part(&self, cache_bytes: u64) -> f64 {
+        1.0 - self.expert_hits(cache_bytes)
+    }
+
+    /// The part of a token's experts that a cache is expected to have.
+    pub fn expert_hits(&self, cache_bytes: u64) -> f64 {
         let all = self.common.all_expert_bytes;
-        if all > 0.0 {
-            1.0 - part(cache_bytes as f64 / all)
-        } else {
-            0.0
+        if all <= 0.0 {
+            return 1.0;
         }
+        let held = part(cache_bytes as f64 / all);
+        self.hits.map_or(held, |hits| part(hits.at(held)))
     }
 
     /// The additive model's formula for tail and tier at `depth`.
@@ -409,6 +416,9 @@ impl Costs<'_> {
         let host = c.expert_host_ms * part_missing / part(cpu_kept);
         // Copies and CPU end together.
         let balance = part((copies - sync) / (copies + host));
+        if let Some(share) = self.expert_share {
+            return time(share);
+        }
         let mut best = time(0.0);
         for by_cpu in [1.0, balance] {
             let t = time(by_cpu);

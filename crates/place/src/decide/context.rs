@@ -1,7 +1,7 @@
 //! The largest context that fits, and what to say when the one asked for does not.
 
 use super::memory::{Memory, Needs};
-use super::request::{Request, Spill};
+use super::request::{Request, Spill, SpillWeights};
 use super::split::window_blocks;
 use crate::bytes::{BLOCK_CELLS, check_types};
 use crate::limits::CTX_SEARCH_MAX;
@@ -71,12 +71,17 @@ fn fits(
     {
         return true;
     }
-    if !request.spill_weights {
-        return false;
-    }
     // KV first: all experts are outside, for slots change what they hold, and what else has no room.
-    let over = needs.dense.saturating_add(tail).saturating_sub(room);
-    !weights_resident && fits_host([needs.experts, over])
+    let inside = needs.dense.saturating_add(needs.expert_staging);
+    let over = inside.saturating_add(tail).saturating_sub(room);
+    match request.spill_weights {
+        SpillWeights::None => false,
+        SpillWeights::Experts => {
+            let dense_fits = inside <= room;
+            !weights_resident && dense_fits && fits_host([needs.experts, over])
+        }
+        SpillWeights::All => !weights_resident && fits_host([needs.experts, over]),
+    }
 }
 
 /// The largest context that fits, in whole blocks; 0 if none does. Weights stay in fast memory if they have room there with

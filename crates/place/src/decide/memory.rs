@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::request::Request;
+use super::request::{Request, SpillWeights};
 use crate::bytes::{
     BLOCK_CELLS, Cache, KvAlloc, carried_bytes, device_padding_bytes, device_work_bytes,
     kv_alloc_bytes, kv_bytes, recurrent_bytes, work_bytes,
@@ -20,6 +20,9 @@ const STAGING_SLOTS_MIN: u64 = 4;
 /// Slots of a block of one layer's cells each, where nothing else is streamed. Where main memory plays a device more would gain nothing:
 /// copies cannot run beside the cores that make them.
 const STAGING_SLOTS_BLOCKS: u64 = 8;
+
+/// Slots that streamed experts of one layer pass through, where they have some of their own.
+pub(super) const EXPERT_SLOTS: u64 = 8;
 
 /// What is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -57,8 +60,8 @@ impl Memory {
                     host_bytes: host_available - fast_bytes,
                 }
             }
-            // A window says how much is inside; all main memory is there for either part.
-            None if request.window_cells.is_some() => Self {
+            // A window or a cache of experts says how much is inside; all main memory is there for either part.
+            None if request.window_cells.is_some() || request.expert_cache.is_some() => Self {
                 place: Place::VirtualDevice,
                 fast_bytes: host_available,
                 host_bytes: host_available,
@@ -106,6 +109,8 @@ pub(super) struct Needs {
     pub embedding_host: u64,
     /// The largest expert: a slot.
     pub slot: u64,
+    /// Slots that streamed experts pass through, where they have some of their own: needed as soon as one is outside.
+    pub expert_staging: u64,
     /// What streaming needs, least: slots, and partial results of a chunk's attention.
     pub staging: u64,
     /// The latter.
@@ -129,7 +134,8 @@ impl Needs {
         let w = &model.weights;
         let tied = w.output == 0;
         // Where all weights are to be in fast memory, the embedding is one of them.
-        let embedding_host = if place == Place::Device && request.spill_weights && !tied {
+        let spills_all = request.spill_weights == SpillWeights::All;
+        let embedding_host = if place == Place::Device && spills_all && !tied {
             w.embedding
         } else {
             0
@@ -143,7 +149,7 @@ impl Needs {
         let slot = slots.max().unwrap_or(0);
         let (piece, slots, carried) = match place {
             // An expert goes through one slot.
-            Place::Device if request.spill_weights => (PIECE_BYTES.max(slot), STAGING_SLOTS_MIN, 0),
+            Place::Device if spills_all => (PIECE_BYTES.max(slot), STAGING_SLOTS_MIN, 0),
             Place::Device => (kv.full_block, STAGING_SLOTS_BLOCKS, 0),
             Place::VirtualDevice => (
                 kv.full_block,
@@ -168,7 +174,7 @@ impl Needs {
             } else {
                 0
             },
-            padding: if place == Place::Device && !request.spill_weights {
+            padding: if place == Place::Device && !spills_all {
                 padding(model, &kv)
             } else {
                 0
@@ -178,6 +184,11 @@ impl Needs {
             experts: w.experts,
             embedding_host,
             slot,
+            expert_staging: match (place, request.spill_weights) {
+                (Place::Host, _) | (_, SpillWeights::None) => 0,
+                (Place::Device, SpillWeights::All) => 0,
+                _ => slot.saturating_mul(EXPERT_SLOTS),
+            },
             staging: slots.saturating_mul(piece).saturating_add(carried),
             carried,
             piece,

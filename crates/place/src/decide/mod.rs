@@ -12,7 +12,7 @@ mod split;
 
 pub use memory::Memory;
 pub use plan::{Candidate, CurvePoint, Kind, Layout, Part, Plan, Predicted, Rates, TierPlan};
-pub use request::{Prefer, Request, Spill};
+pub use request::{ExpertCache, Prefer, Request, Spill, SpillWeights};
 
 use context::Kv;
 use memory::Needs;
@@ -51,7 +51,7 @@ fn all_fits(request: &Request, memory: &Memory, needs: &Needs) -> bool {
         && needs.resident() <= memory.fast_bytes
         && needs.embedding_host <= memory.host_bytes
         // A smaller cache that was asked for is a decision to keep experts outside.
-        && request.expert_cache_mib.is_none_or(|mib| mib.saturating_mul(MIB) >= needs.experts)
+        && request.expert_cache.is_none_or(|cache| cache.bytes(needs.experts) >= needs.experts)
 }
 
 /// Makes a plan. It is a plan also if nothing fits: then [`Plan::fits`] is false, and it says what would.
@@ -64,7 +64,7 @@ pub fn decide(request: &Request, model: &Model, profile: &Profile) -> Result<Pla
     let memory = Memory::of_profile(request, profile);
     let threads = request.threads.unwrap_or(profile.key.threads).max(1);
     let machine = Machine::new(profile, memory.place, threads);
-    let costs = Costs::new(model, machine, request.spill_model, request.kv_share);
+    let costs = costs(request, model, machine);
     let planner = Planner {
         request,
         model,
@@ -77,6 +77,12 @@ pub fn decide(request: &Request, model: &Model, profile: &Profile) -> Result<Pla
         plans.push(planner.tier(tier)?);
     }
     planner.choose(profile, threads, &tiers, plans)
+}
+
+/// What tokens cost of a request's model on a machine.
+fn costs<'a>(request: &Request, model: &Model, machine: Machine<'a>) -> Costs<'a> {
+    Costs::new(model, machine, request.spill_model, request.kv_share)
+        .with_experts(request.expert_share, request.expert_hits)
 }
 
 fn depths(n_ctx: u64) -> Vec<u64> {
@@ -371,9 +377,11 @@ impl Planner<'_> {
             reason,
             fits,
             hints,
-            layout: best
-                .as_ref()
-                .map_or_else(Layout::default, |c| layout(needs, c)),
+            layout: best.as_ref().map_or_else(Layout::default, |c| {
+                let hits = self.costs.expert_hits(c.placement.expert_cache_bytes);
+                layout(needs, c, hits)
+            }),
+            expert_use_known: self.request.expert_hits.is_some(),
             predicted,
             threads,
             cpu_share,
@@ -515,14 +523,20 @@ impl Planner<'_> {
             );
         }
         // What must be in fast memory whatever is spilled.
-        let weights = needs.dense.saturating_add(needs.experts);
+        let weights = match self.request.spill_weights {
+            SpillWeights::Experts => needs.dense.saturating_add(needs.expert_staging),
+            SpillWeights::None | SpillWeights::All => needs.dense.saturating_add(needs.experts),
+        };
         let least = needs
             .fixed()
             .saturating_add(weights)
             .saturating_add(needs.staging)
             .saturating_add(needs.blocks_min.saturating_mul(needs.kv.full_slab));
         let on_device = self.memory.place != Place::Host;
-        if on_device && !self.request.spill_weights && least > self.memory.fast_bytes {
+        if on_device
+            && self.request.spill_weights != SpillWeights::All
+            && least > self.memory.fast_bytes
+        {
             return format!(
                 "weights ({} MiB), work space and staging ({} MiB) and {} blocks of KV ({} MiB) need {} MiB of device memory with {}, {} available",
                 mib(weights),
@@ -588,12 +602,17 @@ fn outside(needs: &Needs, c: &Candidate) -> String {
 }
 
 /// Where everything goes, part by part.
-fn layout(needs: &Needs, c: &Candidate) -> Layout {
+fn layout(needs: &Needs, c: &Candidate, hits: f64) -> Layout {
     let p = &c.placement;
     let dense_fast = needs.dense - p.dense_host_bytes.min(needs.dense);
     let experts_fast = p.expert_cache_bytes.min(needs.experts);
     let experts_host = if experts_fast < needs.experts {
         needs.experts
+    } else {
+        0
+    };
+    let expert_staging = if experts_host > 0 {
+        needs.expert_staging
     } else {
         0
     };
@@ -614,6 +633,7 @@ fn layout(needs: &Needs, c: &Candidate) -> Layout {
             ("recurrent state", needs.recurrent),
             ("work space", needs.work),
             ("staging", p.staging_bytes),
+            ("slots for streamed experts", expert_staging),
             ("padding of allocations", needs.padding),
             ("reserve", needs.reserve),
         ]),
@@ -630,6 +650,9 @@ fn layout(needs: &Needs, c: &Candidate) -> Layout {
         spill_bytes: c.spill_bytes,
         expert_slots: slots(experts_fast, needs.slot),
         expert_cache_bytes: experts_fast,
+        expert_staging_slots: slots(expert_staging, needs.slot),
+        expert_staging_bytes: expert_staging,
+        expert_hits: (needs.experts > 0).then_some(hits),
         staging_slots: slots(
             p.staging_bytes - needs.carried.min(p.staging_bytes),
             needs.piece,
@@ -656,7 +679,18 @@ impl Plan {
     ) -> Option<Token> {
         let best = self.chosen()?.best()?;
         let machine = Machine::new(profile, self.memory.place, self.threads);
-        let costs = Costs::new(model, machine, self.spill_model, request.kv_share);
+        let costs = costs(request, model, machine);
         Some(costs.token(&costs.tier(model, self.tier()), &best.placement, depth))
+    }
+
+    /// What who computes an expert is decided by, on the machine that the plan was made for.
+    pub fn expert_costs(
+        &self,
+        request: &Request,
+        model: &Model,
+        profile: &Profile,
+    ) -> crate::experts::Costs {
+        let machine = Machine::new(profile, self.memory.place, self.threads);
+        costs(request, model, machine).of_experts(model)
     }
 }

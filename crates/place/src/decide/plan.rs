@@ -74,6 +74,8 @@ pub struct Plan {
     pub hints: Vec<String>,
     /// Where everything goes.
     pub layout: Layout,
+    /// Whether it was learnt which experts are used; else they are taken to be used alike.
+    pub expert_use_known: bool,
     /// The chosen plan at several live depths.
     pub predicted: Vec<Predicted>,
     /// Threads of the worker pool.
@@ -239,6 +241,12 @@ pub struct Layout {
     pub expert_slots: u64,
     /// Bytes of these slots.
     pub expert_cache_bytes: u64,
+    /// Slots that streamed experts pass through, of the largest one's size.
+    pub expert_staging_slots: u64,
+    /// Bytes of these.
+    pub expert_staging_bytes: u64,
+    /// The part of a token's routed experts that is expected to be in fast memory; `None` without experts.
+    pub expert_hits: Option<f64>,
     /// Slots that streamed pieces land in.
     pub staging_slots: u64,
     /// What one of them holds.

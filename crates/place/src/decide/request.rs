@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bytes::{KvType, Streams};
 use crate::cost::SpillModel;
+use crate::experts::HitCurve;
 use crate::tier::{LADDER, Tier};
 
 /// Whether KV may be left in host memory.
@@ -17,6 +18,41 @@ pub enum Spill {
     Auto,
     /// As many MiB, whatever they cost.
     Mib(u64),
+}
+
+/// Which weights may be left in host memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SpillWeights {
+    /// None.
+    None,
+    /// Routed experts.
+    Experts,
+    /// Any.
+    #[default]
+    All,
+}
+
+/// Slots for routed experts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExpertCache {
+    /// As many MiB.
+    Mib(u64),
+    /// A part of all of them, 0 to 100.
+    Percent(f64),
+}
+
+impl ExpertCache {
+    /// Bytes, where all experts have so many.
+    pub fn bytes(self, all: u64) -> u64 {
+        match self {
+            Self::Mib(mib) => mib.saturating_mul(1 << 20).min(all),
+            Self::Percent(percent) if percent >= 100.0 => all,
+            // As integers are made of floats: NaN is 0.
+            Self::Percent(percent) => ((all as f64 * percent / 100.0) as u64).min(all),
+        }
+    }
 }
 
 /// Which of the plans that fit is wanted.
@@ -69,10 +105,14 @@ pub struct Request {
     pub kv_share: Option<f64>,
     /// Slots of the staging ring; `None`: what is worth most.
     pub staging_slots: Option<u64>,
-    /// Whether weights may be left in host memory, too.
-    pub spill_weights: bool,
-    /// Slots for routed experts, MiB; `None`: what is worth most.
-    pub expert_cache_mib: Option<u64>,
+    /// Which weights may be left in host memory, too.
+    pub spill_weights: SpillWeights,
+    /// Slots for routed experts; `None`: what is worth most. Without a device main memory then plays one.
+    pub expert_cache: Option<ExpertCache>,
+    /// The part of the experts outside that the CPU computes for generated tokens, 0 to 1; `None`: what is fastest.
+    pub expert_share: Option<f64>,
+    /// What is known of their use; `None`: nothing.
+    pub expert_hits: Option<HitCurve>,
     /// Threads; `None`: those that the profile was measured with.
     pub threads: Option<u32>,
 }
@@ -97,8 +137,10 @@ impl Default for Request {
             window_cells: None,
             kv_share: None,
             staging_slots: None,
-            spill_weights: true,
-            expert_cache_mib: None,
+            spill_weights: SpillWeights::All,
+            expert_cache: None,
+            expert_share: None,
+            expert_hits: None,
             threads: None,
         }
     }

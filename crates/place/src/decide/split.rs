@@ -1,7 +1,7 @@
 //! One budget of fast memory, divided between dense weights, expert slots, the KV window and staging slots.
 
 use super::memory::{Memory, Needs};
-use super::request::{Request, Spill};
+use super::request::{Request, Spill, SpillWeights};
 use crate::bytes::BLOCK_CELLS;
 use crate::cost::{Costs, Placement, TierCost};
 
@@ -34,8 +34,18 @@ pub(super) struct Given {
 impl Given {
     pub(super) fn bytes(&self, needs: &Needs) -> u64 {
         let window = self.blocks.saturating_mul(needs.kv.full_slab);
-        let parts = [self.dense, self.experts, window, self.staging];
+        let through = self.expert_staging(needs);
+        let parts = [self.dense, self.experts, window, self.staging, through];
         parts.into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// Slots that streamed experts pass through.
+    pub(super) fn expert_staging(&self, needs: &Needs) -> u64 {
+        if self.experts < needs.experts {
+            needs.expert_staging
+        } else {
+            0
+        }
     }
 
     pub(super) fn placement(&self, needs: &Needs) -> Placement {
@@ -127,9 +137,9 @@ pub(super) fn split(
     judge: &Judge<'_>,
 ) -> Option<Given> {
     let capacity = memory.fast_bytes.checked_sub(needs.fixed())?;
-    let experts_max = request.expert_cache_mib.map_or(needs.experts, |mib| {
-        mib.saturating_mul(1 << 20).min(needs.experts)
-    });
+    let experts_max = request
+        .expert_cache
+        .map_or(needs.experts, |cache| cache.bytes(needs.experts));
     let window = window_blocks(request, needs);
     let most = Given {
         dense: needs.dense,
@@ -172,11 +182,20 @@ pub(super) fn split(
         given: least,
         left,
     };
-    if !request.spill_weights {
-        hand.give(What::Dense, u64::MAX);
-        hand.give(What::Experts, u64::MAX);
-        hand.give(What::Window, u64::MAX);
-        return hand.given.all_weights(needs).then_some(hand.given);
+    match request.spill_weights {
+        SpillWeights::None => {
+            hand.give(What::Dense, u64::MAX);
+            hand.give(What::Experts, u64::MAX);
+            hand.give(What::Window, u64::MAX);
+            return hand.given.all_weights(needs).then_some(hand.given);
+        }
+        SpillWeights::Experts => {
+            hand.give(What::Dense, u64::MAX);
+            if hand.given.dense < needs.dense {
+                return None;
+            }
+        }
+        SpillWeights::All => {}
     }
     match order {
         Order::WeightsFirst => {
@@ -190,6 +209,11 @@ pub(super) fn split(
             hand.give(What::Experts, u64::MAX);
         }
         Order::Worth => hand.give_by_worth(judge, capacity),
+    }
+    if request.spill_weights == SpillWeights::Experts && hand.given.blocks == needs.kv.full_blocks {
+        // No cells are streamed, and experts have slots of their own.
+        hand.left += std::mem::take(&mut hand.given.staging);
+        hand.give(What::Experts, u64::MAX);
     }
     Some(hand.given)
 }

@@ -6,7 +6,7 @@
 //! ```text
 //! begin(tokens, generated)                   a chunk of a prompt, or a generated token, is about to go through all layers
 //! serve(layer, used) -> served               each expert that is used: resident, streamed through a slot, or the CPU's
-//! took(..) -> window                         what that took: what the gate and the costs learn from
+//! took(..) -> unit                           what that took: what the gate and the costs learn from
 //! copies()                                   experts of the layer that move into the cache, behind what was served
 //! ```
 //!
@@ -23,7 +23,6 @@ pub use simulate::{HitCurve, Hits, simulate};
 pub use usage::{Layer, Profile};
 
 use crate::gate::{Gate, Reading, Verdict};
-use crate::trace;
 use cache::Cache;
 use serde::{Deserialize, Serialize};
 use usage::Usage;
@@ -122,6 +121,32 @@ pub struct Took {
     pub is_unusual: bool,
 }
 
+/// What a layer of a step took whose experts were not all resident: what gates read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Unit {
+    /// The layer, among those with experts.
+    pub layer: u32,
+    /// Tokens of the step.
+    pub tokens: u32,
+    /// Experts that were not resident.
+    pub missing: u32,
+    /// Those of them that the CPU computed.
+    pub host: u32,
+    /// The CPU's share that was asked for, 0 to 1.
+    pub share: f64,
+    /// What it took.
+    pub took: Took,
+    /// Whether it is the first of its step, which no gate looks at.
+    pub is_first: bool,
+}
+
+impl Unit {
+    /// Milliseconds for each expert that was not resident.
+    pub fn reading(&self) -> f64 {
+        self.took.ms / f64::from(self.missing.max(1))
+    }
+}
+
 /// What was served so far, in pairs of a token and an expert, experts, and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
@@ -200,14 +225,13 @@ pub struct Experts {
     recalled: Verdicts,
     is_known: bool,
     /// The step in work.
-    step: u64,
     tokens: u32,
     generated: bool,
     /// Layers of it so far that had experts missing.
     eligible: u32,
     /// What is served.
     served: Vec<Served>,
-    window: Option<trace::Window>,
+    unit: Option<Unit>,
     /// Whether the gate said how.
     is_gated: bool,
     /// What copies and the CPU should take.
@@ -248,12 +272,11 @@ impl Experts {
             }),
             recalled: recalled.verdicts,
             is_known: profile.is_some(),
-            step: 0,
             tokens: 0,
             generated: false,
             eligible: 0,
             served: Vec::new(),
-            window: None,
+            unit: None,
             is_gated: false,
             expected: (0.0, 0.0),
             reading: None,
@@ -305,7 +328,6 @@ impl Experts {
 
     /// Begins a step: a chunk of a prompt, or one generated token.
     pub fn begin(&mut self, tokens: u32, generated: bool) {
-        self.step += 1;
         (self.tokens, self.generated) = (tokens, generated);
         self.eligible = 0;
         self.usage.begin(tokens);
@@ -374,19 +396,16 @@ impl Experts {
             self.served[at].way = Way::Streamed(slot);
         }
         self.count(by_cpu, blob_bytes);
-        self.window = (!self.missing.is_empty()).then(|| {
+        self.unit = (!self.missing.is_empty()).then(|| {
             self.eligible += 1;
-            trace::Window {
-                step: self.step,
+            Unit {
                 layer: layer as u32,
                 tokens: self.tokens,
-                generated: self.generated,
-                needed: used.len() as u32,
                 missing: self.missing.len() as u32,
                 host: by_cpu as u32,
                 share,
-                ms: 0.0,
-                skipped: self.eligible == 1,
+                took: Took::default(),
+                is_first: self.eligible == 1,
             }
         });
         self.choose_copies(layer);
@@ -477,12 +496,11 @@ impl Experts {
         }
     }
 
-    /// Tells what serving took that was said last. Returns it as a window, if experts were missing.
-    pub fn took(&mut self, took: &Took) -> Option<trace::Window> {
+    /// Tells what serving took that was said last. Returns it as a unit, if experts were missing.
+    pub fn took(&mut self, took: &Took) -> Option<Unit> {
         self.reading = None;
-        let mut window = self.window.take()?;
-        window.ms = took.ms;
-        window.skipped |= took.is_unusual;
+        let mut unit = self.unit.take()?;
+        unit.took = *took;
         let bucket = &mut self.buckets[bucket(self.tokens)];
         if !took.is_unusual {
             let (streaming, host) = self.expected;
@@ -493,16 +511,16 @@ impl Experts {
         if self.is_gated
             && let Some(gate) = &mut bucket.gate
         {
-            if window.skipped {
+            if unit.is_first || took.is_unusual {
                 gate.skip();
             } else {
-                self.reading = Some(gate.read(window.reading()));
+                self.reading = Some(gate.read(unit.reading()));
             }
         }
-        Some(window)
+        Some(unit)
     }
 
-    /// What the gate made of the last window.
+    /// What the gate made of the last unit.
     pub fn reading(&self) -> Option<&Reading> {
         self.reading.as_ref()
     }

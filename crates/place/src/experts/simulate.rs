@@ -2,7 +2,7 @@
 
 use super::usage::{Layer, Profile};
 use super::{Costs, Counts, Experts, Policy, Recalled, Settings, Share};
-use crate::trace::{Header, Routing};
+use crate::routing::{Header, LayerShape, Routed};
 use serde::{Deserialize, Serialize};
 
 /// What a cache of some size comes to.
@@ -16,9 +16,9 @@ pub struct Hits {
     pub generated: Counts,
 }
 
-/// The layers of a trace.
+/// The layers of a recording.
 pub(super) fn layers(header: &Header) -> Vec<Layer> {
-    let layer = |shape: &crate::trace::LayerShape| Layer {
+    let layer = |shape: &LayerShape| Layer {
         experts: shape.experts,
         used: shape.used,
         blob_bytes: shape.blob_bytes,
@@ -26,10 +26,10 @@ pub(super) fn layers(header: &Header) -> Vec<Layer> {
     header.layers.iter().map(layer).collect()
 }
 
-/// Serves a trace with a cache of `cache_bytes`, where all that is missing is streamed. `recalled`: what was known before.
+/// Serves a recording with a cache of `cache_bytes`, where all that is missing is streamed. `recalled`: what was known before.
 pub fn simulate(
     header: &Header,
-    records: &[Routing],
+    records: &[Routed],
     cache_bytes: u64,
     policy: Policy,
     recalled: Option<Profile>,

@@ -1,4 +1,5 @@
 use super::*;
+use crate::routing;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
@@ -154,9 +155,9 @@ proptest! {
                 let used = dice.used(layer, tokens, 3, 2.0);
                 let served = memory.serve(&mut experts, i, &used);
                 let took = Took { ms: 1.0 + dice.next(), stream_ms: 0.5, host_ms: 0.5, is_unusual: false };
-                let window = experts.took(&took);
+                let unit = experts.took(&took);
                 let missing = served.iter().filter(|s| !matches!(s.way, Way::Resident(_))).count();
-                prop_assert_eq!(window.map_or(0, |w| w.missing as usize), missing);
+                prop_assert_eq!(unit.map_or(0, |u| u.missing as usize), missing);
                 let host = served.iter().filter(|s| s.way == Way::Host).count();
                 match share {
                     Share::Off => prop_assert_eq!(host, 0),
@@ -262,9 +263,9 @@ fn what_was_learnt_another_time_is_there_from_the_beginning() {
     let mut again = Experts::new(&layers, &settings(cache, Share::Off), &recalled);
     let copies = again.fill();
     assert_eq!(copies.len(), again.slots().cached() as usize);
-    (0..20).for_each(|_| step(&mut again, 1));
+    (0..3).for_each(|_| step(&mut again, 1));
     let mut cold = Experts::new(&layers, &settings(cache, Share::Off), &Recalled::default());
-    (0..20).for_each(|_| step(&mut cold, 1));
+    (0..3).for_each(|_| step(&mut cold, 1));
     let (warm, cold) = (again.counts()[1].hits(), cold.counts()[1].hits());
     assert!(warm > 0.5 && warm > cold + 0.1, "{warm} {cold}");
     let curve = HitCurve::new(&layers, &first.profile());
@@ -387,58 +388,47 @@ fn a_cpu_that_helps_is_used() {
 }
 
 #[test]
-fn the_first_window_of_a_step_is_not_read_and_resident_layers_have_none() {
+fn the_first_unit_of_a_step_is_not_read_and_resident_layers_have_none() {
     let layers = layers(3, 4, 2);
-    let mut experts = Experts::new(
-        &layers,
-        &settings(0, Share::Fixed(0.5)),
-        &Recalled::default(),
-    );
+    let half = settings(0, Share::Fixed(0.5));
+    let mut experts = Experts::new(&layers, &half, &Recalled::default());
+    let took = Took {
+        ms: 2.0,
+        ..Took::default()
+    };
     for _ in 0..2 {
         experts.begin(1, true);
         for i in 0..3 {
             experts.serve(i, &[(0, 1), (2, 1)]);
-            let window = experts.took(&Took {
-                ms: 2.0,
-                ..Took::default()
-            });
-            let window = window.expect("all are missing");
-            assert_eq!(
-                (window.skipped, window.missing, window.host),
-                (i == 0, 2, 1)
-            );
-            assert!((window.reading() - 1.0).abs() < 1e-12);
+            let unit = experts.took(&took).expect("all are missing");
+            assert_eq!((unit.is_first, unit.missing, unit.host), (i == 0, 2, 1));
+            assert!((unit.reading() - 1.0).abs() < 1e-12);
         }
     }
-    let mut all = Experts::new(
-        &layers,
-        &settings(100 * MIB, Share::Off),
-        &Recalled::default(),
-    );
+    let all = settings(100 * MIB, Share::Off);
+    let mut all = Experts::new(&layers, &all, &Recalled::default());
     for pass in 0..2 {
         all.begin(1, true);
         all.serve(0, &[(0, 1), (2, 1)]);
-        let window = all.took(&Took::default());
-        assert_eq!(window.is_none(), pass == 1);
+        assert_eq!(all.took(&took).is_none(), pass == 1);
     }
 }
 
 #[test]
-fn a_trace_is_served_as_it_was_recorded() {
+fn a_recording_is_served_as_it_was_recorded() {
     let layers = layers(3, 4, 2);
-    let shape = |(i, layer): (usize, &Layer)| trace::LayerShape {
+    let shape = |(i, layer): (usize, &Layer)| routing::LayerShape {
         layer: i as u32,
         experts: layer.experts,
         used: layer.used,
         blob_bytes: layer.blob_bytes,
     };
-    let header = trace::Header {
-        trace: trace::Kind::Routing,
-        version: trace::VERSION,
+    let header = routing::Header {
+        routing: routing::VERSION,
         model: "m".to_owned(),
         layers: layers.iter().enumerate().map(shape).collect(),
     };
-    let record = |layer, tokens| trace::Routing {
+    let record = |layer, tokens| routing::Routed {
         layer,
         position: 0,
         tokens,

@@ -181,7 +181,9 @@ impl Usage {
 
     /// The part of the next tokens that is expected to use an expert.
     pub(super) fn rate(&self, layer: usize, expert: u32) -> f64 {
-        self.uses[self.blob(layer, expert)] / self.totals[layer]
+        // A layer that nothing was heard of for long has forgotten all.
+        let rate = self.uses[self.blob(layer, expert)] / self.totals[layer];
+        if rate.is_finite() { rate } else { 0.0 }
     }
 
     /// Recent tokens that rates are of, those long ago counting little.

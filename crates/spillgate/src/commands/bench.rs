@@ -12,10 +12,10 @@ use serde::Serialize;
 
 use crate::cli::Common;
 use crate::failure::{Advised, Interrupted};
-use crate::flags::{ContextFlags, MachineFlags};
+use crate::flags::{ContextFlags, MachineFlags, RecordFlags};
 use crate::output::{human_bytes, print, print_json, table};
 use crate::settings::{Loading, Need};
-use crate::{interrupt, settings};
+use crate::{experts, interrupt, settings};
 
 /// Untimed decode steps before a case: caches are warm and threads awake then.
 const WARM_UP_STEPS: usize = 4;
@@ -87,6 +87,8 @@ pub struct BenchArgs {
     #[command(flatten)]
     context: ContextFlags,
     #[command(flatten)]
+    records: RecordFlags,
+    #[command(flatten)]
     machine: MachineFlags,
 }
 
@@ -144,6 +146,8 @@ struct Report {
     device_memory: Option<DeviceTaken>,
     /// Whether the CPU's share of spilled cells is worth having, where that was measured.
     gate: Option<Verdict>,
+    /// How experts were served, where not all are where they are computed.
+    experts: Option<experts::Report>,
 }
 
 #[derive(Serialize)]
@@ -183,6 +187,7 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
     let model = &loaded.model;
     eprintln!("{}", loaded.loading.line(model));
     let (mut session, memory) = loaded.session()?;
+    experts::record(&mut session, &args.records)?;
     let mut measured = Vec::with_capacity(cases.len());
     for case in cases {
         measured.push(measure(&mut session, model, case, args)?);
@@ -201,6 +206,7 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         memory,
         device_memory: loaded.device_taken(&session)?,
         gate: session.gate_verdict(),
+        experts: experts::Report::of(&session),
     };
     if common.json {
         print_json(&report)
@@ -317,6 +323,10 @@ fn text(report: &Report) -> String {
         }
         None => String::new(),
     };
+    if let Some(experts) = &report.experts {
+        text.push('\n');
+        text += &experts.lines();
+    }
     text
 }
 

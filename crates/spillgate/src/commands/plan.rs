@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use engine::model::Contents;
 use engine::plan::describe::describe;
 use engine::plan::{machine, session};
 use engine::probe::{self, Settings, Subject};
+use engine::session::ComputeDevice;
 use engine::tokenizer::Tokenizer;
 use gguf::GgufFile;
 use place::bytes::{KvType, Streams};
@@ -17,6 +19,7 @@ use serde::Serialize;
 
 use super::info;
 use crate::cli::Common;
+use crate::experts;
 use crate::failure::Advised;
 use crate::flags::{BudgetFlags, DEVICES, DeviceName, MachineFlags, device};
 use crate::output::{print, print_json, write_file};
@@ -28,8 +31,8 @@ use crate::settings;
 ///
 /// Only the header is read: files of any size, split ones, ones that end where the weights would begin, and architectures
 /// that do not run yet. The machine is this one, as 'spillgate probe' measured it for this model; before it was measured, a
-/// default profile with this machine's memory, which the output says. Where it has a GPU, the plan is of what runs there today: all weights
-/// and the work space in its memory, cells beyond it streamed. --profile plans for another machine (with --device cpu without its GPU) and
+/// default profile with this machine's memory, which the output says. The plan is of what runs there today: on a GPU all weights
+/// and the work space are in its memory, cells beyond it streamed; on the CPU experts can be outside of --device-mem, too. --profile plans for another machine (with --device cpu without its GPU) and
 /// as if weights could be left in host memory, too; --set NAME=VALUE and SPILLGATE_NAME variables replace single figures. A plan is printed also where nothing fits, with what would; the exit
 /// status is 0 then too ('fits' in the JSON tells), and another one only if no plan could be made.
 #[derive(Debug, Args)]
@@ -128,7 +131,8 @@ pub fn run(args: &PlanArgs, common: &Common) -> Result<()> {
     };
     profiles::apply_variables(&mut profile)?;
     profiles::apply_flags(&mut profile, &args.set)?;
-    let request = request(args, &model, &profile);
+    let mut request = request(args, &model, &profile);
+    request.expert_hits = experts::hits(&file, Contents::File);
     let plan = decide(&request, &model, &profile)?;
     if let Some(path) = &args.plot {
         write_file(path, &place::plot::svg(&plan))?;
@@ -212,11 +216,24 @@ fn request(args: &PlanArgs, model: &Model, profile: &Profile) -> Request {
             .map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
         ..Request::default()
     });
-    if args.profile.is_some() || profile.device.is_none() {
-        return request;
+    let asked = session::Asked {
+        request,
+        device: match profile.device {
+            Some(_) => ComputeDevice::Cuda(0),
+            None => ComputeDevice::Cpu,
+        },
+        expert_shares: args.budget.expert_shares(),
+        ..session::Asked::default()
+    };
+    let as_it_runs = session::request(&asked);
+    if args.profile.is_none() {
+        return as_it_runs;
     }
-    // On this machine's GPU: as it runs today.
-    session::request(request)
+    // Elsewhere as if weights could be left in host memory, too.
+    Request {
+        spill_weights: request.spill_weights,
+        ..as_it_runs
+    }
 }
 
 /// What a reader should know of the figures.

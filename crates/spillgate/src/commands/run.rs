@@ -14,11 +14,11 @@ use serde::Serialize;
 
 use crate::cli::Common;
 use crate::failure::{Advised, Interrupted};
-use crate::flags::{ContextFlags, GenerationFlags, MachineFlags, SamplingFlags};
+use crate::flags::{ContextFlags, GenerationFlags, MachineFlags, RecordFlags, SamplingFlags};
 use crate::output::{human_bytes, print, print_json};
 use crate::prompt::Chat;
 use crate::settings::Need;
-use crate::{interrupt, kept, settings};
+use crate::{experts, interrupt, kept, settings};
 
 /// Answers one prompt
 ///
@@ -48,6 +48,8 @@ pub struct RunArgs {
     sampling: SamplingFlags,
     #[command(flatten)]
     context: ContextFlags,
+    #[command(flatten)]
+    records: RecordFlags,
     #[command(flatten)]
     machine: MachineFlags,
 }
@@ -124,7 +126,8 @@ pub fn run(args: &RunArgs, common: &Common) -> Result<()> {
         chat.tokens()?
     };
 
-    let (session, memory) = loaded.session()?;
+    let (mut session, memory) = loaded.session()?;
+    experts::record(&mut session, &args.records)?;
     let mut generator = Generator::new(session, &loaded.tokenizer);
     kept::restore(&mut generator, args.generation.session.as_deref())?;
     let request = Request {

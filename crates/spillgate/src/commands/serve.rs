@@ -15,10 +15,10 @@ use server::{ApiKey, Hosts, Options, Served, limits};
 
 use crate::cli::Common;
 use crate::failure::{Advised, Interrupted};
-use crate::flags::{ContextFlags, MachineFlags, SamplingFlags};
+use crate::flags::{ContextFlags, MachineFlags, RecordFlags, SamplingFlags};
 use crate::output::{print_json, println};
 use crate::settings::Need;
-use crate::{interrupt, settings};
+use crate::{experts, interrupt, settings};
 
 /// Where a key is looked for that is not typed, which other processes could see.
 const KEY_VARIABLE: &str = "SPILLGATE_API_KEY";
@@ -49,6 +49,8 @@ pub struct ServeArgs {
     sampling: SamplingFlags,
     #[command(flatten)]
     context: ContextFlags,
+    #[command(flatten)]
+    records: RecordFlags,
     #[command(flatten)]
     machine: MachineFlags,
 }
@@ -127,6 +129,7 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
         grace: GRACE,
     };
     let (mut session, _) = loaded.session()?;
+    experts::record(&mut session, &args.records)?;
     if interrupt::asked() {
         return Err(Interrupted.into());
     }

@@ -55,6 +55,7 @@ impl Setting {
                 device_mem_mib: None,
                 vram_target_mib: 0,
                 window_cells: None,
+                expert_cache: None,
                 ..pinned(tier, request)
             },
         };

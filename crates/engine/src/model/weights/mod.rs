@@ -18,7 +18,7 @@ pub(super) use source::Source;
 use cpu::mem::Buffer;
 use gguf::TensorType;
 use quant::tile::{Layout, TileMatrix};
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 /// A vector of weights, as `f32`, and its number among a model's vectors. Devices have copies.
 #[derive(Debug)]
@@ -84,12 +84,25 @@ impl Matrix {
     /// # Panics
     /// As [`Matrix::view`].
     pub(crate) fn bytes<'a>(&self, weights: &'a Weights) -> &'a [u8] {
-        let Weights::Host(bytes) = weights else {
-            unreachable!("the CPU computes with weights in host memory only");
-        };
+        &weights.in_host()[self.place()]
+    }
+
+    /// Its tiles in a copy of those bytes of host memory that begin with the byte `first`.
+    pub(crate) fn view_in<'a>(&self, copy: &'a [u8], first: usize) -> TileMatrix<'a> {
+        TileMatrix::new(self.ty, self.n, self.k, self.bytes_in(copy, first))
+    }
+
+    /// The same as bytes.
+    pub(crate) fn bytes_in<'a>(&self, copy: &'a [u8], first: usize) -> &'a [u8] {
+        let Range { start, end } = self.place();
+        &copy[start - first..end - first]
+    }
+
+    /// Its bytes in host memory, where it lies there.
+    pub(crate) fn place(&self) -> Range<usize> {
         let layout = Layout::of(self.ty).expect("loaded matrices have a layout");
         let len = self.n * (self.k / layout.block_len() * layout.block_bytes());
-        &bytes[self.start..self.start + len]
+        self.start..self.start + len
     }
 }
 
@@ -103,6 +116,17 @@ pub(crate) enum Weights {
 }
 
 impl Weights {
+    /// The bytes in host memory.
+    ///
+    /// # Panics
+    /// If they are on a device: sessions on the CPU are refused such a model.
+    pub(crate) fn in_host(&self) -> &[u8] {
+        match self {
+            Self::Host(bytes) => bytes,
+            Self::Device(_) => unreachable!("the CPU computes with weights in host memory only"),
+        }
+    }
+
     /// The weights on a device.
     ///
     /// # Panics

@@ -1,19 +1,25 @@
 //! The CPU: everything is in main memory, operations are over when they return.
 
+mod experts;
+
+use self::experts::{Experts, Serving};
 use super::{Added, At, Attending, Backend, CELLS, LOGIT_ROWS, Placed, Turn, down_passes};
 use crate::error::Error;
+use crate::experts::Store;
 use crate::model::rope::Frequencies;
 use crate::model::{Linear, Mixture, Model, Shared, Vector};
 use cpu::acts::Acts;
 use cpu::attention::{KvShape, Params, Partials, Span, Step, append, attend};
 use cpu::mem::{Buffer, OutOfMemory};
-use cpu::mixture::{Mixer, Shape as MixtureShape};
+use cpu::mixture::{InMemory, Mixer, Pools, Shape as MixtureShape};
 use cpu::product::{Operand, Task, products};
 use cpu::{Pool, ops};
 use gguf::TensorType;
+use place::experts::Took;
 use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::act_block;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 /// Bytes that a thread copies at a time: a block of one layer in 4 bits has some dozen KiB, and all threads should have some of them.
 const COPY_BYTES: usize = 8 << 10;
@@ -29,6 +35,10 @@ pub(crate) struct Cpu<'m> {
     partials: Partials,
     /// What mixtures are computed in, where the model has any.
     mixer: Option<Mixer>,
+    /// What says where experts are, where they are not simply there.
+    experts: Option<Experts>,
+    /// Whether the step in work is a generated token.
+    generated: bool,
     slots: Vec<Buffer<u8>>,
     /// Normed outputs of the last layer `[LOGIT_ROWS, D]`.
     last: Buffer<f32>,
@@ -66,6 +76,8 @@ impl<'m> Cpu<'m> {
             ],
             partials: Partials::new(shape, c.heads, n_ctx, carried)?,
             mixer: mixer.transpose()?,
+            experts: None,
+            generated: false,
             slots: Vec::new(),
             last: Buffer::new(LOGIT_ROWS * c.width)?,
             logits: Buffer::new(2 * LOGIT_ROWS.min(ubatch) * c.n_vocab)?,
@@ -226,8 +238,34 @@ impl Backend for Cpu<'_> {
         copy(&self.model.pool, &from[at], &mut self.slots[slot]);
     }
 
+    fn place_experts(&mut self, store: Store) -> Result<(), Error> {
+        self.experts = Some(Experts::new(self.model, store)?);
+        Ok(())
+    }
+
+    fn experts(&self) -> Option<&Store> {
+        self.experts.as_ref().map(|experts| &experts.store)
+    }
+
+    fn experts_mut(&mut self) -> Option<&mut Store> {
+        self.experts.as_mut().map(|experts| &mut experts.store)
+    }
+
+    fn expert_bytes(&self) -> u64 {
+        self.experts.as_ref().map_or(0, Experts::bytes)
+    }
+
+    fn step(&mut self, _: usize, _: u32, _: bool, step: impl FnOnce(&mut Self)) {
+        self.generated = true;
+        step(self);
+        self.generated = false;
+    }
+
     fn begin(&mut self, position: usize, tokens: &[u32], x: &mut Buffer<f32>) {
         let (model, c) = (self.model, self.model.config());
+        if let Some(experts) = &mut self.experts {
+            experts.store.begin(position, tokens.len(), self.generated);
+        }
         let frequencies = [&model.rope, &model.rope_windowed];
         for (angles, frequencies) in self.angles.iter_mut().zip(frequencies) {
             frequencies.fill(position, tokens.len(), &mut angles.cos, &mut angles.sin);
@@ -431,6 +469,7 @@ impl Backend for Cpu<'_> {
             acts32,
             acts256,
             mixer,
+            experts,
             ..
         } = self;
         let mixer = mixer.as_mut().expect("a model with mixtures has one");
@@ -438,9 +477,46 @@ impl Backend for Cpu<'_> {
         let types = mixture.experts[0].inputs().map(|w| w.ty());
         let operand = quantise(model, acts32, acts256, x, tokens, &types, Passes::One);
         let scores = &scores[..tokens * mixture.experts.len()];
+        let begun = Instant::now();
         mixer.route(&model.pool, model.isa, scores);
-        let expert = |e: usize| mixture.experts[e].view(&model.weights);
-        mixer.add(&model.pool, model.isa, c.gate, &operand, expert, delta);
+        let pools = Pools {
+            device: &model.pool,
+            host: model.host_pool(),
+        };
+        if let Some(Experts { store, arena }) = experts {
+            let served = store.serve(mixture.index, mixer.used());
+            if let (Some(served), Some(arena)) = (served, arena) {
+                let mut serving = Serving {
+                    model,
+                    mixture,
+                    arena,
+                    served,
+                    streaming: Duration::ZERO,
+                    is_unusual: false,
+                };
+                mixer.add(pools, model.isa, c.gate, &operand, &mut serving, delta);
+                let (streaming, is_unusual) = (serving.streaming, serving.is_unusual);
+                if store.emulated().worker_panics && !mixer.host_took().is_zero() {
+                    let at = |i| assert!(i < 1, "a worker panics because that is emulated");
+                    model.host_pool().run(2, at);
+                }
+                let ms = |time: Duration| time.as_secs_f64() * 1e3;
+                let took = Took {
+                    ms: ms(begun.elapsed()),
+                    stream_ms: ms(streaming),
+                    host_ms: ms(mixer.host_took()),
+                    is_unusual,
+                };
+                store.took(&took);
+                if let Some(experts) = experts {
+                    experts.copy_behind(model);
+                }
+                return;
+            }
+        }
+        let expert = |e: u32| mixture.experts[e as usize].view(&model.weights);
+        let mut all = InMemory::new(expert);
+        mixer.add(pools, model.isa, c.gate, &operand, &mut all, delta);
     }
 
     fn add(

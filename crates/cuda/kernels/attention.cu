@@ -19,34 +19,7 @@ extern "C" __global__ void append(const float* k, const float* v, const cache::B
     if (block == nullptr) return;
     const float* from = (is_k ? k : v) + ((size_t)(cell - first) * heads + head) * c;
     uint8_t* to = (uint8_t*)block->address + (size_t)(is_k ? 0 : heads) * cache::head_bytes(type_k, c_k) + (size_t)head * cache::head_bytes(type, c);
-    const int n = cell % CELLS, panel = n / PANEL, lane = n % PANEL, runs = c / RUN;
-    if (cache::is_float(type)) {
-        for (int run = threadIdx.y; run * RUN < c; run += blockDim.y)
-            for (int i = run * RUN; i < min(c, (run + 1) * RUN); i++)
-                ((unsigned short*)to)[is_k ? (panel * c + i) * PANEL + lane : n * c + i] = half_bits(type, from[i]);
-        return;
-    }
-    bool is_nan = false;
-    for (int run = 0; run < runs; run++) is_nan = is_nan || !(fabsf(__half2float(__float2half_rn(scale_of(type, absmax(from + run * RUN))))) < INFINITY);
-    uint8_t* codes = to + cache::scale_bytes(type, CELLS * c);
-    const int words_a_run = type == cache::Q8_0 ? 8 : 4;
-    for (int run = threadIdx.y; run < runs; run += blockDim.y) {
-        const float d = scale_of(type, absmax(from + run * RUN));
-        unsigned words[8] = {};
-        if (!is_nan) encode(type, from + run * RUN, d, words);
-        const unsigned short scale = is_nan ? 0x7e00 : __half_as_ushort(__float2half_rn(d));
-        if (is_k) {
-            ((unsigned short*)to)[(panel * runs + run) * PANEL + lane] = scale;
-#pragma unroll
-            for (int w = 0; w < 8; w++)
-                if (w < words_a_run) ((unsigned*)codes)[((panel * runs + run) * words_a_run + w) * PANEL + lane] = words[w];
-        } else {
-            ((unsigned short*)to)[n * runs + run] = scale;
-#pragma unroll
-            for (int w = 0; w < 8; w++)
-                if (w < words_a_run) ((unsigned*)codes)[(n * runs + run) * words_a_run + w] = words[w];
-        }
-    }
+    append_cell(from, to, is_k, type, c, cell % CELLS);
 }
 
 // q [T, H, C_k], k [T, K, C_k], v [T, K, C_v], head by head: bias added; norm, rope (of q and k); rotation; each may be absent. In place, but for a

@@ -67,6 +67,38 @@ __device__ unsigned short half_bits(int type, float x) {
     return type == cache::F16 ? __half_as_ushort(__float2half_rn(x)) : __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 
+// A cell's head of K or V by one lane; other lanes have other cells, rows of threads other runs.
+__device__ __forceinline__ void append_cell(const float* from, uint8_t* to, bool is_k, int type, int c, int n) {
+    const int panel = n / PANEL, lane = n % PANEL, runs = c / RUN;
+    if (cache::is_float(type)) {
+        for (int run = threadIdx.y; run * RUN < c; run += blockDim.y)
+            for (int i = run * RUN; i < min(c, (run + 1) * RUN); i++)
+                ((unsigned short*)to)[is_k ? (panel * c + i) * PANEL + lane : n * c + i] = half_bits(type, from[i]);
+        return;
+    }
+    bool is_nan = false;
+    for (int run = 0; run < runs; run++) is_nan = is_nan || !(fabsf(__half2float(__float2half_rn(scale_of(type, absmax(from + run * RUN))))) < INFINITY);
+    uint8_t* codes = to + cache::scale_bytes(type, CELLS * c);
+    const int words_a_run = type == cache::Q8_0 ? 8 : 4;
+    for (int run = threadIdx.y; run < runs; run += blockDim.y) {
+        const float d = scale_of(type, absmax(from + run * RUN));
+        unsigned words[8] = {};
+        if (!is_nan) encode(type, from + run * RUN, d, words);
+        const unsigned short scale = is_nan ? 0x7e00 : __half_as_ushort(__float2half_rn(d));
+        if (is_k) {
+            ((unsigned short*)to)[(panel * runs + run) * PANEL + lane] = scale;
+#pragma unroll
+            for (int w = 0; w < 8; w++)
+                if (w < words_a_run) ((unsigned*)codes)[((panel * runs + run) * words_a_run + w) * PANEL + lane] = words[w];
+        } else {
+            ((unsigned short*)to)[n * runs + run] = scale;
+#pragma unroll
+            for (int w = 0; w < 8; w++)
+                if (w < words_a_run) ((unsigned*)codes)[(n * runs + run) * words_a_run + w] = words[w];
+        }
+    }
+}
+
 // One cell's head of K or V, which lies in shared memory, by a warp. `to`: where the head's K or V begins in the block.
 __device__ __forceinline__ void append_head(const float* from, uint8_t* to, bool is_k, int type, int c, int n) {
     const int panel = n / PANEL, at = n % PANEL, lane = threadIdx.x % 32, runs = c / RUN;

@@ -1,4 +1,5 @@
 // Prompt attention: kernels by head size, with f16 as it lies in memory and with types that are converted, and the merge of spans.
+#include "attention_append.cuh"
 #include "attention_prefill.cuh"
 
 PREFILL_KERNEL(prefill_64, 64, 2, 4, true)
@@ -9,6 +10,45 @@ PREFILL_KERNEL(prefill_64_converted, 64, 2, 4, false)
 PREFILL_KERNEL(prefill_96_converted, 96, 2, 4, false)
 PREFILL_KERNEL(prefill_128_converted, 128, 2, 4, false)
 PREFILL_KERNEL(prefill_256_converted, 256, 1, 8, false)
+
+// Stores `tokens` cells of one block (attention_cache.cuh), from cell `cell` of it on: k [.., K, C_k], v [.., K, C_v], of which they are rows `first` ...
+//
+// Grid: 8 x 32 cells, KV heads, K or V. Block: 32 lanes x 4. Half-precision cells go through shared memory, so that both sides are whole lines.
+extern "C" __global__ void __launch_bounds__(128) append_block(const float* k, const float* v, uint8_t* block, int cell, int first, int tokens, int heads, int c_k, int c_v,
+                                                               int type_k, int type_v) {
+    wait_for_previous();
+    let_next_start();
+    constexpr int COLUMNS = 64;
+    __shared__ float stage[32][COLUMNS + 1];
+    const bool is_k = blockIdx.z == 0;
+    const int c = is_k ? c_k : c_v, type = is_k ? type_k : type_v, head = blockIdx.y, n0 = blockIdx.x * 32, lane = threadIdx.x;
+    if (n0 >= cell + tokens || n0 + 32 <= cell) return;
+    const float* x = is_k ? k : v;
+    auto row = [&](int n) { return x + ((size_t)(first + n - cell) * heads + head) * c; };
+    auto lives = [&](int n) { return n >= cell && n < cell + tokens; };
+    uint8_t* to = block + (size_t)(is_k ? 0 : heads) * cache::head_bytes(type_k, c_k) + (size_t)head * cache::head_bytes(type, c);
+    if (!cache::is_float(type)) {
+        if (lives(n0 + lane)) append_cell(row(n0 + lane), to, is_k, type, c, n0 + lane);
+        return;
+    }
+    unsigned short* halves = (unsigned short*)to;
+    if (!is_k) {
+        for (int j = threadIdx.y; j < 32; j += 4)
+            if (lives(n0 + j))
+                for (int i = lane; i < c; i += 32) halves[(n0 + j) * c + i] = half_bits(type, row(n0 + j)[i]);
+        return;
+    }
+    for (int i0 = 0; i0 < c; i0 += COLUMNS) {
+        const int columns = min(COLUMNS, c - i0);
+        __syncthreads();
+        for (int j = threadIdx.y; j < 32; j += 4)
+            if (lives(n0 + j))
+                for (int i = lane; i < columns; i += 32) stage[j][i] = row(n0 + j)[i0 + i];
+        __syncthreads();
+        if (lives(n0 + lane))
+            for (int i = threadIdx.y; i < columns; i += 4) halves[(n0 / PANEL * c + i0 + i) * PANEL + (n0 + lane) % PANEL] = half_bits(type, stage[lane][i]);
+    }
+}
 
 // Merges the states of spans first .. first + spans into slot `slots` (begun: there is something), or if `out` is not null divides:
 // out [T, H, C]. A warp a row.

@@ -25,6 +25,11 @@ pub(crate) const THREADS_TURN: usize = 128;
 /// Threads of a norm's thread block at most: no more than fit beside a thread block of the product that follows (`OneCut`).
 const NORM_THREADS_MAX: usize = 640;
 
+/// Rows from which on norms have fewer threads each, and how many: a row's sum of squares is one chain, so that what counts is how many rows are
+/// under way.
+const NORM_ROWS_MANY: usize = 64;
+const NORM_THREADS_MANY: usize = 256;
+
 /// Threads of a thread block that gates and quantises: few, so that one token's values are spread over the device.
 const GATED_THREADS: usize = 128;
 
@@ -280,7 +285,12 @@ impl Ops {
         ];
         // Two pieces of 4 values a thread.
         let threads = width.div_ceil(8).next_multiple_of(32);
-        let launch = Launch::new(tokens, threads.clamp(128, NORM_THREADS_MAX))
+        let most = if tokens < NORM_ROWS_MANY {
+            NORM_THREADS_MAX
+        } else {
+            NORM_THREADS_MANY
+        };
+        let launch = Launch::new(tokens, threads.clamp(128, most))
             .shared(4 * width)
             .start(start);
         // SAFETY: the caller's promise.

@@ -55,22 +55,23 @@ impl Attention {
         unsafe { table.send(stream, outbox, &blocks) }
     }
 
-    /// [`Attention::append`] to one block.
+    /// [`Attention::append`] to one block, which needs no list: of `tokens` tokens, the first one's cell being `position`, those that are cells of it.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn append_to(
         &self,
         stream: &Stream,
         start: Start,
-        outbox: &mut Outbox,
-        table: &mut Table,
         block: &Over<'_>,
-        position: &Buffer<u32>,
+        position: usize,
         tokens: usize,
         k: &Buffer<f32>,
         v: &Buffer<f32>,
     ) -> Result<(), Error> {
-        self.list(stream, outbox, table, std::slice::from_ref(block), 0)?;
-        self.append(stream, start, table, position, tokens, k, v)
+        let cells = block.cells.0..block.cells.1;
+        let (slab, offset) = (block.slab, block.offset);
+        let block = KvBlock::new(&self.shape, slab, offset, block.index, cells, 0)?;
+        self.prefill
+            .append(stream, start, &self.shape, &block, position, tokens, k, v)
     }
 
     /// [`Attention::turn`] of one token, whose cell goes to one block.

@@ -1,6 +1,6 @@
 //! Attention of many tokens on tensor cores: `kernels/attention_prefill.cuh`.
 
-use super::layout::{HEAD_MAX, KvShape, KvType, Table};
+use super::layout::{CELLS, HEAD_MAX, KvBlock, KvShape, KvType, Table};
 use super::{Params, at_least, int};
 use crate::device::Device;
 use crate::error::{Error, length};
@@ -63,6 +63,7 @@ impl Spans {
 pub(super) struct Prefill {
     attend: Kernel,
     merge: Kernel,
+    append: Kernel,
     rows: usize,
     threads: usize,
     shared_bytes: usize,
@@ -95,10 +96,52 @@ impl Prefill {
         Ok(Self {
             attend,
             merge: module.kernel("merge_spans")?,
+            append: module.kernel("append_block")?,
             rows,
             threads,
             shared_bytes,
         })
+    }
+
+    /// Stores those of `tokens` tokens that are cells of `block`: `k` `[T, K, C]`, `v` `[T, K, C]`, the first token's cell being `position`.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub(super) fn append(
+        &self,
+        stream: &Stream,
+        start: Start,
+        shape: &KvShape,
+        block: &KvBlock,
+        position: usize,
+        tokens: usize,
+        k: &Buffer<f32>,
+        v: &Buffer<f32>,
+    ) -> Result<(), Error> {
+        let op = "append";
+        at_least(op, "K", k.len(), tokens * shape.heads * shape.c_k)?;
+        at_least(op, "V", v.len(), tokens * shape.heads * shape.c_v)?;
+        let base = block.index() * CELLS;
+        let from = position.max(base);
+        let end = (position + tokens).min(base + CELLS);
+        if from >= end {
+            return Ok(());
+        }
+        let args = [
+            Arg::from(k),
+            Arg::from(v),
+            block.address().into(),
+            int(from - base),
+            int(from - position),
+            int(end - from),
+            int(shape.heads),
+            int(shape.c_k),
+            int(shape.c_v),
+            int(shape.type_k as usize),
+            int(shape.type_v as usize),
+        ];
+        let grid = [CELLS / 32, shape.heads, 2].map(|n| n as u32);
+        let launch = Launch::grid(grid, [32, 4, 1]).start(start);
+        // SAFETY: as the kernel takes them; lengths are checked, and a block lies inside its slab, which the caller vouches for.
+        unsafe { self.append.launch(stream, launch, &args) }
     }
 
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]

@@ -77,13 +77,13 @@ impl ManyCut {
         if ty.block_len() == 256 {
             vec![
                 ("gemm_128", Self::tiles_of(ty, 128, 66)),
-                ("gemm_64", Self::tiles_of(ty, 64, 80)),
+                ("gemm_64", Self::tiles_of(ty, 64, 84)),
                 narrow,
             ]
         } else {
             vec![
                 ("gemm_128", Self::tiles_of(ty, 128, 75)),
-                ("gemm_64", Self::tiles_of(ty, 64, 90)),
+                ("gemm_64", Self::tiles_of(ty, 64, 87)),
                 wide,
                 narrow,
             ]

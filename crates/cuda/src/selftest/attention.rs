@@ -2,7 +2,7 @@
 
 use super::{Row, compare_acts};
 use crate::attention::{
-    Attention, CELLS, GROUP, KvBlock, KvShape, KvType, Params, Part, Partials, Parts, Table,
+    Attention, CELLS, GROUP, KvBlock, KvShape, KvType, Over, Params, Part, Partials, Parts, Table,
 };
 use crate::ops::Rotation;
 use crate::product::Target;
@@ -245,7 +245,20 @@ impl OnDevice {
             let k = Buffer::from_slice(stream, &case.k[first * row_k..][..tokens * row_k])?;
             let v = Buffer::from_slice(stream, &case.v[first * row_v..][..tokens * row_v])?;
             let at = Buffer::from_slice(stream, &[first as u32])?;
-            attention.append(stream, START, &table, &at, tokens, &k, &v)?;
+            // Every other chunk block by block, as prompts do.
+            if (first / chunk).is_multiple_of(2) {
+                attention.append(stream, START, &table, &at, tokens, &k, &v)?;
+            } else {
+                for block in &whole {
+                    let over = Over {
+                        slab: &self.slab,
+                        offset: (block.address() - self.slab.address()) as usize,
+                        index: block.index(),
+                        cells: (0, CELLS),
+                    };
+                    attention.append_to(stream, START, &over, first, tokens, &k, &v)?;
+                }
+            }
             stream.synchronise()?;
         }
         Ok(())

@@ -40,7 +40,8 @@ const MANY: [(usize, Passes); 4] = [
 
 /// Matrices of one launch and tokens that make more tiles of 128 x 128 than there are multiprocessors.
 const SHARED_ROWS: [usize; 3] = [1408, 37, 1000];
-const SHARED_TOKENS: usize = 1100;
+const SHARED_TOKENS: usize = 800;
+const SHARED_K: usize = 768;
 
 /// The activation kernels against `quant::act`.
 pub(super) fn activations(
@@ -101,7 +102,7 @@ pub(super) fn format(
     let mut shared = Row::new(
         "products, shared",
         ty.name(),
-        format!("N {SHARED_ROWS:?}, K 768..1024, T {SHARED_TOKENS}, against gemm_narrow"),
+        format!("N {SHARED_ROWS:?}, K {SHARED_K}, T {SHARED_TOKENS}, against gemm_narrow"),
     );
     let mut begun = rows("begin", "T 1");
     for &k in lengths {
@@ -324,56 +325,55 @@ fn compare_shared(
     const NARROW: &str = "gemm_narrow";
     let (ty, quantiser) = (product.ty(), Quantiser::new(stream.device())?);
     let block = act_block(ty).expect("a quantised format");
-    for k in [768, 1024] {
-        let mut random = Random::new(options.seed + k as u64);
-        let shape = Shape {
-            tokens: SHARED_TOKENS,
-            k,
-            block,
-            passes: Passes::One,
-        };
-        let x = data::activations(&mut random, SHARED_TOKENS, k);
-        let input = Buffer::from_slice(stream, &x)?;
-        let mut arranged = Acts::new(stream, SHARED_TOKENS, k)?;
-        let mut in_blocks = Acts::new(stream, SHARED_TOKENS, k)?.in_blocks();
-        for acts in [&mut arranged, &mut in_blocks] {
-            quantiser.quantise(stream, Start::After, &input, shape, acts)?;
+    let k = SHARED_K;
+    let mut random = Random::new(options.seed + k as u64);
+    let shape = Shape {
+        tokens: SHARED_TOKENS,
+        k,
+        block,
+        passes: Passes::One,
+    };
+    let x = data::activations(&mut random, SHARED_TOKENS, k);
+    let input = Buffer::from_slice(stream, &x)?;
+    let mut arranged = Acts::new(stream, SHARED_TOKENS, k)?;
+    let mut in_blocks = Acts::new(stream, SHARED_TOKENS, k)?.in_blocks();
+    for acts in [&mut arranged, &mut in_blocks] {
+        quantiser.quantise(stream, Start::After, &input, shape, acts)?;
+    }
+    let mut matrices = Vec::new();
+    for n in SHARED_ROWS {
+        let bytes = data::weights(&mut random, ty, n, k);
+        let weights = Weights::upload(stream, &TileMatrix::new(ty, n, k, &bytes))?;
+        let bias = Buffer::from_slice(stream, &data::activations(&mut random, 1, n))?;
+        let y = Buffer::new(stream.device(), SHARED_TOKENS * n)?;
+        matrices.push((weights, bias, y));
+    }
+    let mut by = |name| -> Result<Vec<Vec<f32>>, Error> {
+        let mut outputs = Vec::new();
+        for (w, bias, y) in &mut matrices {
+            y.fill_bytes(stream, 0x55)?;
+            let bias = Some(&*bias);
+            outputs.push(Output { w, bias, y });
         }
-        let mut matrices = Vec::new();
-        for n in SHARED_ROWS {
-            let bytes = data::weights(&mut random, ty, n, k);
-            let weights = Weights::upload(stream, &TileMatrix::new(ty, n, k, &bytes))?;
-            let bias = Buffer::from_slice(stream, &data::activations(&mut random, 1, n))?;
-            let y = Buffer::new(stream.device(), SHARED_TOKENS * n)?;
-            matrices.push((weights, bias, y));
-        }
-        let mut by = |name| -> Result<Vec<Vec<f32>>, Error> {
-            let mut outputs = Vec::new();
-            for (w, bias, y) in &mut matrices {
-                y.fill_bytes(stream, 0x55)?;
-                let bias = Some(&*bias);
-                outputs.push(Output { w, bias, y });
-            }
-            let acts = if product.takes(name, &arranged) {
-                &arranged
-            } else {
-                &in_blocks
-            };
-            product.together_by(Some(name), stream, Start::After, acts, &mut outputs)?;
-            matrices.iter().map(|(_, _, y)| y.to_vec(stream)).collect()
+        let acts = if product.takes(name, &arranged) {
+            &arranged
+        } else {
+            &in_blocks
         };
-        let wanted = by(NARROW)?;
-        for name in product.many() {
-            if name == NARROW {
-                continue;
-            }
-            for (m, (found, wanted)) in by(name)?.iter().zip(&wanted).enumerate() {
-                let n = SHARED_ROWS[m];
-                for (i, (found, wanted)) in found.iter().zip(wanted).enumerate() {
-                    row.compare(*found, *wanted, || {
-                        format!("{name} K {k}, matrix {m}: row {}, token {}", i % n, i / n)
-                    });
-                }
+        product.together_by(Some(name), stream, Start::After, acts, &mut outputs)?;
+        matrices.iter().map(|(_, _, y)| y.to_vec(stream)).collect()
+    };
+    let wanted = by(NARROW)?;
+    for name in product.many() {
+        if name == NARROW {
+            continue;
+        }
+        for (m, (found, wanted)) in by(name)?.iter().zip(&wanted).enumerate() {
+            let n = SHARED_ROWS[m];
+            for (i, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+                row.compare(*found, *wanted, || {
+                    format!("{name} K {k}, matrix {m}: row {}, token {}", i % n, i / n)
+                });
             }
         }
     }

@@ -255,14 +255,11 @@ impl Attends {
     ) -> Result<(), cuda::Error> {
         // The kernel leaves out what is not of this block.
         let block = whole(attending, slab, block);
-        let [_, table] = &mut self.tables[attending.layer];
         self.kernels.append_to(
             given.stream,
             given.start,
-            &mut self.outbox,
-            table,
             &block,
-            given.position,
+            attending.position,
             attending.tokens,
             k,
             v,

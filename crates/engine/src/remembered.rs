@@ -5,7 +5,7 @@
 
 use crate::model::Model;
 use crate::probe;
-use crate::session::{SessionOptions, Verdict};
+use crate::session::{Finding, SessionOptions};
 use place::profile;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -22,12 +22,13 @@ pub struct Remembered {
     folder: PathBuf,
 }
 
-/// A verdict, and what it is of.
+/// What was found, and what it is of.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
     of: String,
-    verdict: Verdict,
+    #[serde(rename = "verdict")]
+    found: Finding,
 }
 
 impl Remembered {
@@ -55,24 +56,25 @@ impl Remembered {
     }
 
     /// What was found, if it makes sense.
-    pub fn recall(&self, of: &str) -> Option<Verdict> {
+    pub fn recall(&self, of: &str) -> Option<Finding> {
         let file = fs::File::open(self.path(of)).ok()?;
         let mut text = String::new();
         file.take(FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
         let entry: Entry = serde_json::from_str(&text).ok()?;
-        let is_amount = entry.verdict.amount > 0.0 && entry.verdict.amount <= 1.0;
-        (entry.of == of && is_amount).then_some(entry.verdict)
+        let amount = entry.found.verdict.amount;
+        let is_amount = amount > 0.0 && amount <= 1.0;
+        (entry.of == of && is_amount).then_some(entry.found)
     }
 
     /// Keeps what was found.
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub fn keep(&self, of: &str, verdict: Verdict) -> io::Result<()> {
+    pub fn keep(&self, of: &str, found: Finding) -> io::Result<()> {
         fs::create_dir_all(&self.folder)?;
         let entry = Entry {
             of: of.to_owned(),
-            verdict,
+            found,
         };
         let text = serde_json::to_string(&entry)?;
         let path = self.path(of);
@@ -106,25 +108,27 @@ pub fn of_session(machine: &profile::Key, model: &Model, options: &SessionOption
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::Verdict;
 
-    const KEPT: Verdict = Verdict {
-        shares: true,
-        amount: 0.6,
-    };
+    fn found(shares: bool) -> Finding {
+        Finding {
+            ratios: vec![0.8, 0.9].into(),
+            ..Finding::from(Verdict {
+                shares,
+                amount: 0.6,
+            })
+        }
+    }
 
     #[test]
     fn what_was_kept_is_recalled_for_the_same_thing_alone() {
         let folder = tempfile::tempdir().unwrap();
         let remembered = Remembered::in_folder(&folder.path().join("new"));
         assert_eq!(remembered.recall("a"), None);
-        remembered.keep("a", KEPT).unwrap();
-        let changed = Verdict {
-            shares: false,
-            ..KEPT
-        };
-        remembered.keep("b", changed).unwrap();
-        assert_eq!(remembered.recall("a"), Some(KEPT));
-        assert_eq!(remembered.recall("b"), Some(changed));
+        remembered.keep("a", found(true)).unwrap();
+        remembered.keep("b", found(false)).unwrap();
+        assert_eq!(remembered.recall("a"), Some(found(true)));
+        assert_eq!(remembered.recall("b"), Some(found(false)));
         assert_eq!(remembered.recall("c"), None);
     }
 

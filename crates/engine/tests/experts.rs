@@ -383,7 +383,7 @@ fn what_was_learnt_is_there_for_the_next_session() {
         amount: 0.5,
     };
     let found = Verdicts {
-        buckets: [None, None, Some(verdict), None],
+        buckets: [None, None, Some(verdict.into()), None],
     };
     kept.keep(&key, "here", profile.clone(), found).unwrap();
     let recalled = recall("here");

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 
 use cpu::Isa;
 use engine::model::{ComputeDevice, LoadOptions, Model};
-use engine::session::{KvType, Placing, Session, SessionOptions, Wanted};
+use engine::session::{Gating, KvType, Placing, Session, SessionOptions, Wanted};
 use engine::synth::Generator;
 use gguf::{GgufFile, TensorType};
 use half::f16;
@@ -388,8 +388,7 @@ fn sinks_and_windows_are_the_same_where_cells_are_streamed() {
             tail_blocks: 8,
             staging_slots: 2,
             kv_share,
-            is_gated: false,
-            recalled: None,
+            gating: Gating::Off,
         };
         let found = logits(&model, &tokens, cut, placing);
         assert!(found == resident, "share {kv_share}, {cut:?}");

@@ -17,7 +17,7 @@ use cpu::Isa;
 use cpu::attention::GROUP;
 use engine::eval::LogitsHash;
 use engine::model::{LoadOptions, Model};
-use engine::session::{BLOCK_CELLS, KvType, Placing, Session, SessionOptions, Wanted};
+use engine::session::{BLOCK_CELLS, Gating, KvType, Placing, Session, SessionOptions, Wanted};
 
 /// Models take all cores, one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -320,8 +320,11 @@ fn placed_anywhere(name: &str, reference: &str, kvs: &[KvType], groups: usize, n
                 staging_slots: slots,
                 kv_share: share,
                 // With and without, by turns.
-                is_gated: share == 1.0,
-                recalled: None,
+                gating: if share == 1.0 {
+                    Gating::On
+                } else {
+                    Gating::Off
+                },
             };
             let cut = if slots == 2 {
                 Cut::Ubatch(200)

@@ -17,6 +17,7 @@ pub mod limits;
 pub mod model;
 pub mod plot;
 pub mod profile;
+pub mod replay;
 pub mod routing;
 pub mod tier;
 pub mod windows;

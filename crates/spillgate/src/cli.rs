@@ -9,6 +9,7 @@ use crate::commands::info::InfoArgs;
 use crate::commands::plan::PlanArgs;
 use crate::commands::probe::ProbeArgs;
 use crate::commands::pull::PullArgs;
+use crate::commands::replay::ReplayArgs;
 use crate::commands::run::RunArgs;
 use crate::commands::selftest::SelftestArgs;
 use crate::commands::serve::ServeArgs;
@@ -60,6 +61,7 @@ pub enum Command {
     Info(InfoArgs),
     Plan(PlanArgs),
     Probe(ProbeArgs),
+    Replay(ReplayArgs),
     Selftest(SelftestArgs),
     Serve(ServeArgs),
     Tokenize(TokenizeArgs),

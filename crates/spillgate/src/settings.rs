@@ -14,7 +14,7 @@ use engine::plan::session::{self, Asked, DeviceTaken, SessionPlan, Taken};
 use engine::probe;
 use engine::remembered::{self, Remembered};
 use engine::sampler::SamplerParams;
-use engine::session::{ComputeDevice, Session, SessionOptions, UBATCH_MAX};
+use engine::session::{ComputeDevice, Gating, Session, SessionOptions, UBATCH_MAX};
 use engine::synth::{Recipe, Shape};
 use engine::tokenizer::{EncodeOptions, Tokenizer};
 use gguf::{GgufFile, MapMode};
@@ -374,8 +374,10 @@ impl Loaded {
     /// The same as another plan has it.
     pub fn session_of(&self, plan: &SessionPlan) -> Result<(Session<'_>, Taken)> {
         let mut options = plan.options.clone();
-        if let Some((remembered, of)) = self.remembered(&options) {
-            options.placing.recalled = remembered.recall(&of);
+        if let Some((remembered, of)) = self.remembered(&options)
+            && let Some(finding) = remembered.recall(&of)
+        {
+            options.placing.gating = Gating::Recalling(finding);
         }
         if let Some(placing) = &mut options.experts {
             self.experts.recall(options.device, placing);
@@ -391,9 +393,9 @@ impl Loaded {
     /// Keeps what the session's gates have found, and which experts are used, for the next process.
     pub fn remember(&self, session: &Session<'_>) {
         self.experts.keep(session);
-        if let Some(verdict) = session.gate_verdict()
+        if let Some(finding) = session.gate_finding()
             && let Some((remembered, of)) = self.remembered(session.options())
-            && let Err(error) = remembered.keep(&of, verdict)
+            && let Err(error) = remembered.keep(&of, finding)
         {
             tracing::warn!("what was found of the CPU's share could not be kept: {error}");
         }
@@ -401,7 +403,7 @@ impl Loaded {
 
     /// Where verdicts of sessions that have a gate are, and under which name.
     fn remembered(&self, options: &SessionOptions) -> Option<(Remembered, String)> {
-        if !options.placing.is_gated || options.placing.tail_blocks == 0 {
+        if options.placing.gating == Gating::Off || options.placing.tail_blocks == 0 {
             return None;
         }
         let machine = machine::unmeasured(gpu(options.device).as_ref());

@@ -85,7 +85,7 @@ impl Kept {
         let found = entry.verdicts.iter().find(|(of, _)| of == placed);
         let mut verdicts = found.map_or_else(Verdicts::default, |(_, verdicts)| *verdicts);
         for verdict in &mut verdicts.buckets {
-            *verdict = verdict.filter(|v| v.amount > 0.0 && v.amount <= 1.0);
+            *verdict = verdict.filter(|v| v.verdict.amount > 0.0 && v.verdict.amount <= 1.0);
         }
         Recalled {
             profile: Some(entry.profile).filter(|profile| profile.check(layers).is_ok()),

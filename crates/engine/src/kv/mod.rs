@@ -18,7 +18,7 @@ mod tests;
 use crate::backend::{At, Attending, Backend, CELLS, GROUP, KvShape, Placed, Step, Turn};
 use crate::error::Error;
 use crate::model::Config;
-use place::gate::Verdict;
+use place::gate::Finding;
 use sequence::Sequence;
 use stage::Stage;
 use std::ops::Range;
@@ -35,10 +35,19 @@ pub struct Placing {
     pub staging_slots: usize,
     /// The part of the tail that the CPU attends for generated tokens, 0 to 1.
     pub kv_share: f64,
-    /// Whether that is where to begin only: measurements while running keep it, change it or drop it.
-    pub is_gated: bool,
-    /// What they found another time.
-    pub recalled: Option<Verdict>,
+    /// Whether that stays so.
+    pub gating: Gating,
+}
+
+/// Whether the CPU's part of a tail is what it was set to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Gating {
+    /// It stays as it is.
+    Off,
+    /// It is where to begin only: measurements while running keep it, change it or drop it.
+    On,
+    /// They begin with what they found another time.
+    Recalling(Finding),
 }
 
 impl Placing {
@@ -48,8 +57,7 @@ impl Placing {
         tail_blocks: 0,
         staging_slots: 0,
         kv_share: 0.0,
-        is_gated: false,
-        recalled: None,
+        gating: Gating::Off,
     };
 
     /// Whether a context of so many cells may have some in host memory.

@@ -420,8 +420,7 @@ fn placing() -> impl Strategy<Value = Placing> {
         tail_blocks: 1000,
         staging_slots: slots,
         kv_share: share,
-        is_gated: false,
-        recalled: None,
+        gating: Gating::Off,
     })
 }
 
@@ -470,8 +469,7 @@ fn a_full_tail_and_a_small_window_are_errors() {
         tail_blocks: 1,
         staging_slots: 2,
         kv_share: 0.0,
-        is_gated: false,
-        recalled: None,
+        gating: Gating::Off,
     };
     let mut world = World::new(&model, placing, None);
     for _ in 0..3 {

@@ -3,7 +3,7 @@
 use super::describe::describe;
 use crate::experts::{Emulated, ExpertPlacing, Policy, Recalled, Settings, Share};
 use crate::gpu::Gpu;
-use crate::session::{ComputeDevice, N_CTX_DEFAULT, Placing, Session, SessionOptions};
+use crate::session::{ComputeDevice, Gating, N_CTX_DEFAULT, Placing, Session, SessionOptions};
 use gguf::GgufFile;
 use place::bytes::{BLOCK_CELLS, GROUP_BLOCKS, KvType};
 use place::cost::{Place, SpillModel, Token};
@@ -128,7 +128,13 @@ pub fn plan(
         type_k: ty(plan.type_k),
         type_v: ty(plan.type_v),
         ubatch: usize::try_from(request.n_ubatch).unwrap_or(usize::MAX),
-        placing: placing(&plan, request.kv_share.is_none()),
+        placing: placing(
+            &plan,
+            match request.kv_share {
+                None => Gating::On,
+                Some(_) => Gating::Off,
+            },
+        ),
         rotate: asked.rotate,
         device: asked.device,
         experts: experts(&plan, asked, &model, machine),
@@ -240,8 +246,8 @@ pub fn needs_rates(
     needs_profile(&request, &model, &memory)
 }
 
-/// Where a plan has the cells. `is_gated`: the CPU's share is the plan's, not asked for.
-fn placing(plan: &Plan, is_gated: bool) -> Placing {
+/// Where a plan has the cells.
+fn placing(plan: &Plan, gating: Gating) -> Placing {
     let layout = &plan.layout;
     if layout.tail_cells == 0 {
         return Placing::RESIDENT;
@@ -252,8 +258,7 @@ fn placing(plan: &Plan, is_gated: bool) -> Placing {
         tail_blocks: whole(layout.tail_cells / BLOCK_CELLS),
         staging_slots: whole(layout.staging_slots),
         kv_share: plan.cpu_share,
-        is_gated,
-        recalled: None,
+        gating,
     }
 }
 

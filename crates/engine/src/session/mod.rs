@@ -6,10 +6,10 @@
 mod forward;
 
 pub use crate::kv::file::SessionFileError;
-pub use crate::kv::{Placing, Spread};
+pub use crate::kv::{Gating, Placing, Spread};
 pub use crate::model::ComputeDevice;
 pub use cpu::attention::KvType;
-pub use place::gate::Verdict;
+pub use place::gate::{Finding, Verdict};
 
 use crate::backend::{Backend, CELLS, Cpu, Cuda, KvShape, LOGIT_ROWS, Rotation};
 use crate::error::Error;
@@ -164,15 +164,17 @@ impl<B: Backend> Run<B> {
     ) -> Result<Self, Error> {
         backend.make_slots(cache.slots(), cache.shape().block_bytes())?;
         let work = Work::new(&backend, ubatch)?;
-        let is_gated = placing.is_gated && cache.slots() > 0 && placing.kv_share > 0.0;
+        let gate = match &placing.gating {
+            _ if cache.slots() == 0 || placing.kv_share <= 0.0 => None,
+            Gating::Off => None,
+            Gating::On => Some(Gate::new(placing.kv_share, SHARE_STEP)),
+            Gating::Recalling(finding) => Some(Gate::recalling(*finding, SHARE_STEP)),
+        };
         Ok(Self {
             backend,
             cache,
             work,
-            gate: is_gated.then(|| match placing.recalled {
-                Some(verdict) => Gate::recalling(verdict, SHARE_STEP),
-                None => Gate::new(placing.kv_share, SHARE_STEP),
-            }),
+            gate,
         })
     }
 
@@ -428,9 +430,14 @@ impl<'m> Session<'m> {
         }
     }
 
-    /// What the gate has found of the CPU's share of the tail, if it has decided.
+    /// Whether the CPU's share of the tail is worth having, if the gate has decided.
     pub fn gate_verdict(&self) -> Option<Verdict> {
         on!(&self.run, run => run.gate.as_ref().and_then(Gate::verdict))
+    }
+
+    /// The same with what it rests on, for a later gate.
+    pub fn gate_finding(&self) -> Option<Finding> {
+        on!(&self.run, run => run.gate.as_ref().and_then(Gate::finding))
     }
 
     /// Where the cells that are there lie now.

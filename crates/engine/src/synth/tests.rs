@@ -1,6 +1,6 @@
 use super::*;
 use crate::model::{Contents, LoadOptions, Model};
-use crate::session::{KvType, Placing, Session, SessionOptions, Wanted};
+use crate::session::{Gating, KvType, Placing, Session, SessionOptions, Wanted};
 use gguf::write::Writer;
 use gguf::{GgufFile, MapMode, TensorInfo, TensorType};
 use quant::formats;
@@ -268,8 +268,7 @@ fn random_cells_are_the_same_wherever_they_lie() {
                     tail_blocks: 6,
                     staging_slots: 2,
                     kv_share,
-                    is_gated: false,
-                    recalled: None,
+                    gating: Gating::Off,
                 };
                 let (spilled, host_bytes) = after(placing, 1);
                 assert!(host_bytes > 0, "{arch}");

@@ -22,7 +22,7 @@ pub use cache::{Class, Copy, Policy, Slot, Slots, blob_bytes};
 pub use simulate::{HitCurve, Hits, simulate};
 pub use usage::{Layer, Profile};
 
-use crate::gate::{Gate, Reading, Verdict};
+use crate::gate::{self, Finding, Gate, Reading};
 use cache::Cache;
 use serde::{Deserialize, Serialize};
 use usage::Usage;
@@ -73,7 +73,7 @@ pub struct Settings {
 #[serde(deny_unknown_fields)]
 pub struct Verdicts {
     /// Up to 1, 16, 128 and more tokens.
-    pub buckets: [Option<Verdict>; 4],
+    pub buckets: [Option<Finding>; 4],
 }
 
 /// What was learnt another time.
@@ -331,6 +331,9 @@ impl Experts {
         (self.tokens, self.generated) = (tokens, generated);
         self.eligible = 0;
         self.usage.begin(tokens);
+        if let Some(gate) = &mut self.buckets[bucket(tokens)].gate {
+            gate.begin_chunk();
+        }
     }
 
     /// Says where each expert that a layer of the step uses is computed. `used` are their ids, ascending, and by how many tokens.
@@ -442,10 +445,13 @@ impl Experts {
                     return (0, 0.0);
                 }
                 self.is_gated = true;
-                let recalled = self.recalled.buckets[at];
-                let gate = bucket.gate.get_or_insert_with(|| match recalled {
-                    Some(verdict) => Gate::recalling(verdict, SHARE_STEP),
-                    None => Gate::new(1.0, SHARE_STEP),
+                let (recalled, layers) = (self.recalled.buckets[at], self.usage.layers().len());
+                let gate = bucket.gate.get_or_insert_with(|| {
+                    let gate = match recalled {
+                        Some(finding) => Gate::recalling(finding, SHARE_STEP),
+                        None => Gate::new(1.0, SHARE_STEP),
+                    };
+                    gate.of_layers(layers)
                 });
                 let amount = gate.share();
                 if amount <= 0.0 {
@@ -514,7 +520,8 @@ impl Experts {
             if unit.is_first || took.is_unusual {
                 gate.skip();
             } else {
-                self.reading = Some(gate.read(unit.reading()));
+                let (layer, missing) = (unit.layer, unit.missing);
+                self.reading = Some(gate.read_layer(gate::Unit { layer, missing }, took.ms));
             }
         }
         Some(unit)
@@ -540,7 +547,7 @@ impl Experts {
         let mut verdicts = self.recalled;
         for (found, bucket) in verdicts.buckets.iter_mut().zip(&self.buckets) {
             if let Some(gate) = &bucket.gate {
-                *found = gate.verdict();
+                *found = gate.finding();
             }
         }
         verdicts

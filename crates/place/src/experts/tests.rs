@@ -347,7 +347,7 @@ fn prompt(costs: Costs, machine: &Machine, share: Share) -> (f64, Option<bool>) 
     let verdicts = experts.verdicts();
     let found: Vec<_> = verdicts.buckets.into_iter().flatten().collect();
     assert!(found.len() <= 1);
-    (all, found.first().map(|v| v.shares))
+    (all, found.first().map(|found| found.verdict.shares))
 }
 
 /// Published: machines whose CPU looked faster than it then was.

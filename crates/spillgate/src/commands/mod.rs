@@ -7,6 +7,7 @@ pub mod info;
 pub mod plan;
 pub mod probe;
 pub mod pull;
+pub mod replay;
 pub mod run;
 pub mod selftest;
 pub mod serve;
@@ -26,6 +27,7 @@ pub fn dispatch(cli: &Cli) -> Result<()> {
     let common = &cli.common;
     match &cli.command {
         Command::Pull(args) => pull::run(args, common),
+        Command::Replay(args) => replay::run(args, common),
         Command::Run(args) => run::run(args, common),
         Command::Chat(args) => chat::run(args, common),
         Command::Bench(args) => bench::run(args, common),

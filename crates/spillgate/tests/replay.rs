@@ -103,7 +103,7 @@ fn recordings_are_replayed() {
     let caches = caches["caches"].as_array().unwrap();
     assert_eq!(caches.len(), 8);
     for cache in caches {
-        // Two of eight experts are used, by turns: room for them is enough, and one slot of each layer is not for whoever forgets the other.
+        // Two of eight experts are used, by turns: a tenth of the memory holds none, a quarter both.
         let hits = cache["generated"].as_f64().unwrap();
         let expected = match (cache["policy"].as_str(), cache["part_percent"].as_u64()) {
             (_, Some(10)) => 0.0..=0.0,
@@ -121,7 +121,7 @@ fn recordings_are_replayed() {
         (&["replay", &alone][..], "without a share and with one"),
         (&["replay", "/nowhere.jsonl"], "/nowhere.jsonl"),
         (&["replay", &write("c.jsonl", "{}")], "line 1"),
-        (&["replay", "--noise", "-1"], "0 to 100"),
+        (&["replay", "--noise=-1"], "0 to 100"),
         (&["replay", "--effect", "0"], "more than 0"),
         (&["replay", "--planned-share", "0.5"], "RECORDING"),
         (&["replay", "-r", "0"], "1..=100000"),

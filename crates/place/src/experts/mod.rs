@@ -19,7 +19,7 @@ mod usage;
 
 pub use assign::{Costs, Sides, by_cost, by_share};
 pub use cache::{Class, Copy, Policy, Slot, Slots, blob_bytes};
-pub use simulate::{Compared, HitCurve, Hits, compare, simulate};
+pub use simulate::{HitCurve, Hits, simulate};
 pub use usage::{Layer, Profile};
 
 use crate::gate::{self, Finding, Gate, Reading};

@@ -68,31 +68,6 @@ pub fn simulate(
     }
 }
 
-/// What caches of one size come to, by what they throw out first.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Compared {
-    /// The part of all experts' bytes that there is room for.
-    pub part: f64,
-    /// Of most value.
-    pub value: Hits,
-    /// Used last.
-    pub lru: Hits,
-}
-
-/// Compares policies at some sizes of the cache.
-pub fn compare(header: &Header, records: &[Routed], parts: &[f64]) -> Vec<Compared> {
-    let all = super::blob_bytes(&layers(header)) as f64;
-    let compared = |&part: &f64| {
-        let hits = |policy| simulate(header, records, (all * part) as u64, policy, None);
-        Compared {
-            part,
-            value: hits(Policy::Value),
-            lru: hits(Policy::Lru),
-        }
-    };
-    parts.iter().map(compared).collect()
-}
-
 /// Points of a curve.
 const POINTS: usize = 16;
 

@@ -5,8 +5,8 @@ use engine::sampler::Logprobs;
 use engine::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
+use crate::answering::{Done, Piece};
 use crate::prepare::Form;
-use crate::worker::{Done, Piece};
 
 /// What an answer's parts have in common, and how far it is.
 #[derive(Debug)]

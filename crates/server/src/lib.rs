@@ -1,9 +1,9 @@
 //! The HTTP API, in OpenAI's forms: a model that answers over a socket.
 //!
-//! One thread computes: it owns the session, and answers one request after another (`worker`). Another one speaks HTTP
-//! (`routes`) and never computes; prompts are written and cut into tokens beside both (`prepare`). Between them are a
-//! bounded queue (`queue`) and, for each request, a channel of events, as many as there are cells in the context at most.
-//! A client that leaves closes its channel, which the worker sees before the next token.
+//! One thread computes (`worker`): it owns the sequences of all requests that are in work, and takes them on side by side, a step at a
+//! time (`batch`). Another one speaks HTTP (`routes`) and never computes; prompts are written and cut into tokens beside both
+//! (`prepare`). Between them are a bounded queue (`queue`) and, for each request, a channel of events, as many as there are cells in
+//! the context at most. A client that leaves closes its channel, which the worker sees before the next token.
 //!
 //! Start reading at [`run`].
 //!
@@ -13,9 +13,12 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod answering;
 mod auth;
+mod batch;
 mod error;
 mod fields;
+mod kept;
 pub mod limits;
 mod listener;
 mod metrics;
@@ -33,7 +36,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use engine::generate::{Decoder, Generator};
+use engine::generate::Sequences;
 use engine::sampler::SamplerParams;
 use engine::template::ChatTemplate;
 use engine::tokenizer::Tokenizer;
@@ -66,29 +69,36 @@ pub struct Options {
     pub key: Option<ApiKey>,
     /// The names by which the server may be called.
     pub hosts: Hosts,
-    /// Requests that wait at most, beside the one that is being answered.
+    /// Requests that wait at most, beside those in work.
     pub queue_len: usize,
+    /// Requests in work at the same time, at most.
+    pub parallel: usize,
+    /// Tokens that one request may have, answer included.
+    pub n_ctx: usize,
+    /// Whether the cells of generated tokens are never reused where a prompt's would differ.
+    pub exact_reuse: bool,
     /// The time of a request from its arrival to the end of its answer.
     pub timeout: Duration,
     /// The time that an answer still has once the server is to end.
     pub grace: Duration,
 }
 
-/// Answers requests until `shutdown` is there. Then nothing more is accepted, who waits is told, and the running answer
-/// has its grace to come to its end.
+/// Answers requests until `shutdown` is there. Then nothing more is accepted, who waits is told, and running answers
+/// have their grace to come to their end. `begun` are sequences that are there already, and their tokens, for requests that begin like
+/// them.
 ///
 /// # Errors
 /// If the socket cannot be used.
-pub fn run<D: Decoder>(
+pub fn run<S: Sequences>(
     listener: TcpListener,
-    decoder: D,
+    sequences: S,
+    begun: Vec<(S::Id, Vec<u32>)>,
     served: Served,
     options: Options,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error> {
-    let tokenizer = Arc::clone(&served.tokenizer);
-    let state = Arc::new(State::new(served, options, decoder.n_ctx()));
-    let mut generator = Generator::new(decoder, &tokenizer);
+    let n_ctx = options.n_ctx.min(sequences.n_ctx());
+    let state = Arc::new(State::new(served, options, n_ctx));
     thread::scope(|scope| {
         let http = {
             let state = Arc::clone(&state);
@@ -103,7 +113,7 @@ pub fn run<D: Decoder>(
                 .map_err(Error::Thread)?
         };
         let closing = state::Closing(&state);
-        worker::work(&mut generator, &state);
+        worker::work(sequences, begun, &state);
         drop(closing);
         http.join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -43,3 +43,22 @@ pub const LEAVE_S_MAX: u64 = 2;
 
 /// Seconds after which a client that was refused may try again.
 pub const RETRY_S: u64 = 2;
+
+/// Requests in work at the same time. A step has no more tokens of answers than this.
+pub const PARALLEL_MAX: usize = 256;
+
+/// Sequences that are kept for requests that begin like them. Each is compared with every new prompt.
+pub const KEPT_MAX: usize = 64;
+
+/// Tokens that somebody else must be about to compute for a request to wait for them. Fewer are computed as quickly.
+pub const SHARED_MIN: usize = 256;
+
+/// Milliseconds that a chunk of prompts may take which goes with running answers: they come a token a step.
+pub const CHUNK_MS: f64 = 100.0;
+
+/// Tokens of such a chunk that are allowed in any case: a few cost hardly less.
+pub const CHUNK_MIN: usize = 32;
+
+/// Tokens of an answer before it is another's turn, where one sequence is computed after the other: the first costs more, since lists of
+/// blocks change.
+pub const TURN_TOKENS: usize = 8;

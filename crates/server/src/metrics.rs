@@ -1,7 +1,8 @@
 //! What the server counts, as Prometheus reads it.
 
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use axum::http::StatusCode;
 use engine::generate::Timing;
@@ -49,7 +50,24 @@ pub struct Metrics {
     /// Not cumulative; the last class has no bound.
     ttft: [AtomicU64; TTFT_MS.len() + 1],
     ttft_us: AtomicU64,
-    is_busy: AtomicBool,
+    steps: AtomicU64,
+    gave_way: AtomicU64,
+    live: Mutex<Live>,
+}
+
+/// What is in work now.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Live {
+    /// Requests that have cells.
+    pub running: usize,
+    /// Requests that wait for room, or for what another one computes.
+    pub waiting: usize,
+    /// Sequences that are kept for their beginnings.
+    pub kept: usize,
+    /// Bytes of the cache.
+    pub device_bytes: u64,
+    pub host_bytes: u64,
+    pub bytes_max: u64,
 }
 
 fn add(counter: &AtomicU64, n: u64) {
@@ -65,8 +83,27 @@ fn us(seconds: f64) -> u64 {
 }
 
 impl Metrics {
-    pub fn set_busy(&self, is_busy: bool) {
-        self.is_busy.store(is_busy, Ordering::Relaxed);
+    pub fn set_live(&self, live: Live) {
+        *self.live.lock().unwrap_or_else(PoisonError::into_inner) = live;
+    }
+
+    pub fn live(&self) -> Live {
+        *self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tokens of prompts, and generated ones, that a step has computed.
+    pub fn count_step(&self, prompt_tokens: usize, generated_tokens: usize) {
+        add(&self.steps, 1);
+        add(&self.prompt_tokens, prompt_tokens as u64);
+        add(&self.generated_tokens, generated_tokens as u64);
+    }
+
+    pub fn count_cached(&self, tokens: usize) {
+        add(&self.cached_tokens, tokens as u64);
+    }
+
+    pub fn count_gave_way(&self) {
+        add(&self.gave_way, 1);
     }
 
     pub fn count_outcome(&self, outcome: Outcome) {
@@ -82,10 +119,7 @@ impl Metrics {
         }
     }
 
-    pub fn count_tokens(&self, timing: &Timing) {
-        add(&self.prompt_tokens, timing.prompt_tokens as u64);
-        add(&self.cached_tokens, timing.reused_tokens as u64);
-        add(&self.generated_tokens, timing.generated_tokens as u64);
+    pub fn count_timing(&self, timing: &Timing) {
         add(&self.prompt_us, us(timing.prompt_s));
         add(&self.decode_us, us(timing.decode_s));
         if timing.generated_tokens > 0 {
@@ -122,12 +156,12 @@ impl Metrics {
             ),
             (
                 "prompt_seconds_total",
-                "Time spent on prompts",
+                "Time from the begin of requests to the end of their prompts",
                 seconds(&self.prompt_us),
             ),
             (
                 "decode_seconds_total",
-                "Time spent on generated tokens",
+                "Time from their first token to their last",
                 seconds(&self.decode_us),
             ),
             (
@@ -135,15 +169,26 @@ impl Metrics {
                 "Requests that found the queue full",
                 get(&self.queue_full) as f64,
             ),
+            (
+                "steps_total",
+                "Steps through the model, each with tokens of one or several requests",
+                get(&self.steps) as f64,
+            ),
+            (
+                "gave_way_total",
+                "Times that a request gave its cells to others, to compute them again later",
+                get(&self.gave_way) as f64,
+            ),
         ];
         for (name, help, value) in counts {
             one(name, "counter", help, value);
         }
+        let live = self.live();
         let gauges = [
             (
                 "queue_length",
                 "Requests that wait",
-                state.queue.len() as f64,
+                (state.queue.len() + live.waiting) as f64,
             ),
             (
                 "queue_length_max",
@@ -152,8 +197,29 @@ impl Metrics {
             ),
             (
                 "busy",
-                "Whether a request is being answered",
-                f64::from(u8::from(self.is_busy.load(Ordering::Relaxed))),
+                "Whether requests are being answered",
+                f64::from(u8::from(live.running > 0)),
+            ),
+            ("running", "Requests in work", live.running as f64),
+            (
+                "kept_sequences",
+                "Sequences that are kept for requests that begin like them",
+                live.kept as f64,
+            ),
+            (
+                "kv_device_bytes",
+                "Bytes of keys and values in device memory",
+                live.device_bytes as f64,
+            ),
+            (
+                "kv_host_bytes",
+                "Bytes of keys and values in host memory",
+                live.host_bytes as f64,
+            ),
+            (
+                "kv_bytes_max",
+                "Bytes that keys and values may take",
+                live.bytes_max as f64,
             ),
             (
                 "context_tokens",

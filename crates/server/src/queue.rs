@@ -1,4 +1,4 @@
-//! Requests that wait for the one thread that computes.
+//! Requests that wait for the thread that computes.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,8 +8,8 @@ use engine::sampler::Sampler;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 
+use crate::answering::Event;
 use crate::error::ApiError;
-use crate::worker::Event;
 
 /// A request that is ready to be computed.
 #[derive(Debug)]
@@ -87,6 +87,11 @@ impl Queue {
                 .wait(inner)
                 .unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// A request, if one waits.
+    pub fn try_take(&self) -> Option<Job> {
+        self.lock().jobs.pop_front()
     }
 
     /// Takes no more requests, and tells those that wait.

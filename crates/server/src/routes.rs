@@ -20,6 +20,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{sleep, timeout, timeout_at};
 
 use crate::answer::Answer;
+use crate::answering::{Event, Piece};
 use crate::auth;
 use crate::error::{ApiError, Error, json_response};
 use crate::fields::Fields;
@@ -29,7 +30,6 @@ use crate::prepare::{Delivery, Form, object, prepare, token_ids};
 use crate::queue::Job;
 use crate::state::{State, unix_s};
 use crate::stream::Events;
-use crate::worker::{Event, Piece};
 
 type Result<T> = std::result::Result<T, ApiError>;
 

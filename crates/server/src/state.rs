@@ -41,7 +41,7 @@ impl State {
         format!("{prefix}-{:x}-{n:x}", self.begun_unix_s)
     }
 
-    /// The running answer is to end where it is.
+    /// Running answers are to end where they are.
     pub fn cut(&self) {
         self.is_cut.store(true, Ordering::Relaxed);
     }

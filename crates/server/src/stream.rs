@@ -12,10 +12,10 @@ use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::answer::Answer;
+use crate::answering::Event;
 use crate::error::ApiError;
 use crate::prepare::Usage;
 use crate::state::State;
-use crate::worker::Event;
 
 /// The events of an answer. Dropping it, as happens when the client leaves, ends the computation.
 #[derive(Debug)]

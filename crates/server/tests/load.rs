@@ -6,13 +6,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::client::chunks;
-use common::{options, start};
+use common::{Alphabet, one_by_one, options, start, start_model};
 use serde_json::json;
 use server::Options;
 
 const TEXT: &str = "/v1/completions";
 const BUSY: &str = "spillgate_busy";
 const WAITING: &str = "spillgate_queue_length ";
+const RUNNING: &str = "spillgate_running ";
 const CANCELLED: &str = "spillgate_answers_total{outcome=\"cancelled\"}";
 
 #[test]
@@ -46,7 +47,7 @@ fn a_full_queue_refuses_and_who_leaves_makes_room() {
     let server = start(
         Options {
             queue_len: 1,
-            ..options()
+            ..one_by_one()
         },
         20,
     );
@@ -104,7 +105,7 @@ fn time_is_limited_for_who_runs_and_who_waits() {
     let server = start(
         Options {
             timeout: Duration::from_secs(1),
-            ..options()
+            ..one_by_one()
         },
         20,
     );
@@ -153,7 +154,7 @@ fn a_bug_in_the_model_ends_the_server_instead_of_leaving_clients_alone() {
 
 #[test]
 fn at_the_end_the_running_answer_is_finished_and_who_waits_is_told() {
-    let mut server = start(options(), 40);
+    let mut server = start(one_by_one(), 40);
     let client = server.client.clone();
     // A connection that stays open, and is idle, does not hold the end.
     let mut idle = std::net::TcpStream::connect(client.address).unwrap();
@@ -199,4 +200,113 @@ fn an_answer_that_takes_longer_than_its_grace_is_cut_and_told() {
     let last = running.rest().pop().unwrap();
     assert!(last.contains("\"code\":\"shutting_down\""), "{last}");
     server.ended().unwrap().unwrap();
+}
+
+#[test]
+fn answers_come_side_by_side() {
+    let server = start(options(), 20);
+    let client = &server.client;
+    let mut endless: Vec<_> = (0..3)
+        .map(|i| client.stream(TEXT, &json!({"prompt": i.to_string()})))
+        .collect();
+    for stream in &mut endless {
+        stream.next().unwrap();
+    }
+    client.until(RUNNING, 3.0);
+    // While they run, another one begins and ends.
+    let answer = client.post(TEXT, &json!({"prompt": "x"})).ok();
+    assert_eq!(answer["choices"][0]["text"], "yz");
+    client.until(RUNNING, 3.0);
+    // Places are for four: the fifth waits, and leaves one when it may not be patient.
+    let mut fourth = client.stream(TEXT, &json!({"prompt": "8"}));
+    fourth.next().unwrap();
+    let fifth = {
+        let client = client.clone();
+        thread::spawn(move || client.post(TEXT, &json!({"prompt": "w"})).ok())
+    };
+    client.until(WAITING, 1.0);
+    drop(endless.pop());
+    assert_eq!(fifth.join().unwrap()["choices"][0]["text"], "xyz");
+    for (i, stream) in endless.into_iter().enumerate() {
+        let (_, text) = chunks(stream.rest());
+        assert!(text.chars().all(|c| c.to_string() == i.to_string()));
+    }
+}
+
+#[test]
+fn a_short_prompt_does_not_wait_for_a_long_one() {
+    // 2000 tokens of 1 ms, a chunk of 100 at a time.
+    let mut model = Alphabet::new(1);
+    (model.n_ctx, model.step_max, model.prompt_token_ms) = (3000, 100, 1);
+    let server = start_model(options(), model);
+    let client = &server.client;
+    let long = {
+        let client = client.clone();
+        thread::spawn(move || {
+            let begun = Instant::now();
+            let answer = client.post(TEXT, &json!({"prompt": "y".repeat(2000)})).ok();
+            assert_eq!(answer["choices"][0]["text"], "z");
+            begun.elapsed()
+        })
+    };
+    client.until(RUNNING, 1.0);
+    let begun = Instant::now();
+    let mut short = client.stream(TEXT, &json!({"prompt": "abcd"}));
+    short.next().unwrap();
+    let ttft = begun.elapsed();
+    let (_, rest) = chunks(short.rest());
+    assert!(rest.ends_with("xyz"), "{rest}");
+    let all = begun.elapsed();
+    let long = long.join().unwrap();
+    assert!(long > Duration::from_secs(2), "{long:?}");
+    // Two chunks, and some time for a busy machine.
+    assert!(ttft < Duration::from_millis(600), "{ttft:?}");
+    // Its twenty tokens came with chunks that take no longer than 100 ms.
+    assert!(all < long, "{all:?} {long:?}");
+}
+
+#[test]
+fn beginnings_are_shared_with_whoever_has_them() {
+    let server = start(options(), 0);
+    let client = &server.client;
+    let cached = |prompt: &str| {
+        let answer = client.post(TEXT, &json!({"prompt": prompt})).ok();
+        let usage = &answer["usage"]["prompt_tokens_details"]["cached_tokens"];
+        usage.as_u64().unwrap()
+    };
+    assert_eq!(cached("one x"), 0);
+    assert_eq!(cached("two w"), 0);
+    // Both are still there, with their answers, but the last token is computed for its logits.
+    assert_eq!(cached("one xyz"), 6);
+    assert_eq!(cached("two wx"), 5);
+    assert_eq!(cached("one xyz"), 6);
+    // The beginning that is common, though it ends differently.
+    assert_eq!(cached("one v"), 4);
+    // Of one that is being answered.
+    let mut running = client.stream(TEXT, &json!({"prompt": "three 7"}));
+    running.next().unwrap();
+    assert_eq!(cached("three x"), 6);
+}
+
+#[test]
+fn who_has_no_room_waits_or_gives_way_and_loses_nothing() {
+    let mut model = Alphabet::new(0);
+    (model.n_ctx, model.cells) = (500, 700);
+    let server = start_model(options(), model);
+    let client = &server.client;
+    let answers: Vec<String> = thread::scope(|scope| {
+        let ask = |i: usize| {
+            let answer = client.post(TEXT, &json!({"prompt": i.to_string()})).ok();
+            assert_eq!(answer["choices"][0]["finish_reason"], "length");
+            answer["choices"][0]["text"].as_str().unwrap().to_owned()
+        };
+        let threads: Vec<_> = (0..4).map(|i| scope.spawn(move || ask(i))).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    for (i, answer) in answers.iter().enumerate() {
+        assert_eq!(*answer, i.to_string().repeat(500));
+    }
+    assert!(client.metric("spillgate_gave_way_total") >= 1.0);
+    client.until(RUNNING, 0.0);
+    client.until(WAITING, 0.0);
 }

@@ -75,6 +75,8 @@ impl Loading {
 pub enum Need {
     /// As much as the flags ask for, or the default; in fewer bits where it has no room otherwise.
     Chosen,
+    /// The same, for so many sequences that share it.
+    Shared(usize),
     /// So many cells, in the types that the flags say: what is measured is what was asked for.
     Cells(usize),
 }
@@ -317,11 +319,15 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
     experts::start_hogs(worse.hogs);
     let emulated = worse.experts;
     Ok(match need {
-        Need::Chosen => Asked {
+        Need::Chosen | Need::Shared(_) => Asked {
             n_ctx: ctx,
             request: Request {
                 type_k,
                 type_v,
+                n_seq: match need {
+                    Need::Shared(n_seq) => n_seq as u64,
+                    _ => request.n_seq,
+                },
                 ..request
             },
             rotate,

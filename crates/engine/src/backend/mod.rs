@@ -54,6 +54,8 @@ pub(crate) struct Attending<'a> {
     pub(crate) window: Option<usize>,
     /// Position of the first token.
     pub(crate) position: usize,
+    /// The first token's row among those of the step, which may be of several sequences.
+    pub(crate) row: usize,
     pub(crate) tokens: usize,
     /// Whether it is one generated token, not a prompt.
     pub(crate) generated: bool,
@@ -93,6 +95,10 @@ pub(crate) struct Turn<'a> {
 pub(crate) trait Backend: Debug + Sized {
     /// Whether the CPU can attend cells in host memory beside the device.
     const CPU_SHARES: bool;
+    /// Whether tokens of several sequences can go through the layers in one step.
+    const TOGETHER: bool;
+    /// Whether a token's bits are the same as a prompt's and as a generated one.
+    const ALIKE: bool;
 
     /// `f32` values in device memory.
     type Array: Debug;
@@ -161,9 +167,9 @@ pub(crate) trait Backend: Debug + Sized {
         let _ = (position, token, again);
         step(self);
     }
-    /// Says which positions the operations that follow are for; `x` `[T, D]` becomes the tokens' rows of the embedding, scaled as the
-    /// architecture does.
-    fn begin(&mut self, position: usize, tokens: &[u32], x: &mut Self::Array);
+    /// Says which positions the operations that follow are for, of one sequence after another, and of one only unless they can go
+    /// [together](Self::TOGETHER); `x` `[T, D]` becomes the tokens' rows of the embedding, scaled as the architecture does.
+    fn begin(&mut self, positions: &[Range<usize>], tokens: &[u32], x: &mut Self::Array);
     /// The way into a half of a layer: adds what the half before gave to `x` `[T, D]`; then products of `normed = norm(x)`, with
     /// their biases.
     fn enter<const N: usize>(
@@ -184,7 +190,8 @@ pub(crate) trait Backend: Debug + Sized {
         k: &mut Self::Array,
         v: &mut Self::Array,
     );
-    /// Stores tokens `tokens` of `k` `[T, K, C]` and `v` `[T, K, C]`, which belong to block `block`, in it.
+    /// Stores tokens `tokens` of the sequence's, whose rows of `k` `[T, K, C]` and `v` `[T, K, C]` begin at the first one's, in block `block`, to
+    /// which they belong.
     fn append(
         &mut self,
         attending: &Attending<'_>,
@@ -209,8 +216,8 @@ pub(crate) trait Backend: Debug + Sized {
         self.turn(turn, 1, q, k, v);
         self.append(attending, slab, block, 0..1, k, v);
     }
-    /// Attends `q` `[T, H, C]` over spans in ascending order, in one call or several; after the last, `out` `[T, H, C]` is the
-    /// result, for [`leave`](Self::leave) to go on with.
+    /// Attends the sequence's rows of `q` `[T, H, C]` over spans in ascending order, in one call or several; after the last, the same rows of
+    /// `out` `[T, H, C]` are the result, for [`leave`](Self::leave) to go on with.
     fn attend(
         &mut self,
         attending: &Attending<'_>,

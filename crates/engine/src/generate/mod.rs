@@ -4,6 +4,11 @@
 //! is, and a few lines of test code are too.
 
 pub mod memory;
+mod sequences;
+mod writer;
+
+pub use sequences::{CacheBytes, Sequences};
+pub use writer::{Chosen, Writer};
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -13,8 +18,8 @@ use serde::Serialize;
 
 use crate::sampler::{Sampler, SamplerError};
 use crate::session::{Session, SessionFileError, Wanted};
-use crate::stop::{Step, StopError, StopReason, Stopper};
-use crate::tokenizer::{DecodeOptions, Detokenizer, Tokenizer, TokenizerError};
+use crate::stop::StopError;
+use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// What the loop needs of a model's state.
 pub trait Decoder {
@@ -319,26 +324,9 @@ impl<'t, D: Decoder> Generator<'t, D> {
         interrupted: &dyn Fn() -> bool,
         on_step: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
     ) -> Result<Generated, GenerateError<D::Error>> {
-        let n_ctx = self.decoder.n_ctx();
         let prompt = request.prompt;
-        if prompt.is_empty() {
-            return Err(GenerateError::EmptyPrompt);
-        }
-        if prompt.len() >= n_ctx {
-            return Err(GenerateError::PromptTooLong {
-                tokens: prompt.len(),
-                n_ctx,
-            });
-        }
         // Settings are checked before any work is done.
-        let mut stopper = Stopper::new(
-            self.tokenizer.eog(),
-            request.stop,
-            request.tokens_max.map(|n| n as u64),
-        )?;
-        for &token in prompt {
-            sampler.accept(token)?;
-        }
+        let mut writer = Writer::new(self.tokenizer, self.decoder.n_ctx(), request, sampler)?;
 
         let begun = Instant::now();
         let mut timing = Timing {
@@ -349,55 +337,36 @@ impl<'t, D: Decoder> Generator<'t, D> {
         timing.prompt_tokens = self.held.len() - timing.reused_tokens;
         timing.prompt_s = begun.elapsed().as_secs_f64();
 
-        // The last token needs no cell: nothing is computed from it.
-        let room = n_ctx - prompt.len() + 1;
-        let mut tokens = Vec::with_capacity(request.tokens_max.map_or(room, |n| n.min(room)));
         let mut text = String::new();
         let mut show = |progress: Progress<'_>| {
             text.push_str(progress.text);
             on_step(progress)
         };
-        let mut detokenizer = Detokenizer::new(self.tokenizer, DecodeOptions::CONTINUATION);
         let mut first: Option<Instant> = None;
         let finish = loop {
             if !prompt_done || interrupted() {
                 break Finish::Interrupted;
             }
-            if request.tokens_max == Some(0) {
-                break Finish::Length;
+            if let Some(finish) = writer.finished() {
+                break finish;
             }
-            // Rows beyond the tokenizer's vocabulary are padding.
             let logits = self.decoder.logits();
-            let logits = &logits[..self.tokenizer.n_vocab().min(logits.len())];
-            let token = sampler.sample(logits)?;
-            sampler.accept(token)?;
+            let of_tokens = writer.of_tokens(logits);
+            let chosen = writer.choose(logits, sampler)?;
             timing.generated_tokens += 1;
             let now = Instant::now();
             timing.decode_s = now.duration_since(*first.get_or_insert(now)).as_secs_f64();
 
-            let Step { text: piece, stop } = stopper.step(token, detokenizer.push(token)?);
-            let is_end = matches!(stop, Some(StopReason::EndToken(_)));
+            let (token, finish) = (chosen.token, chosen.finish);
+            let is_end = finish == Some(Finish::End);
             let shown = show(Progress {
-                chosen: (!is_end).then_some((token, logits)),
-                text: piece,
+                chosen: (!is_end).then_some((token, of_tokens)),
+                text: chosen.text,
             });
-            match stop {
-                Some(StopReason::EndToken(_)) => break Finish::End,
-                Some(StopReason::StopString(_)) => {
-                    tokens.push(token);
-                    break Finish::StopString;
-                }
-                Some(StopReason::MaxTokens) => {
-                    tokens.push(token);
-                    break Finish::Length;
-                }
-                None => tokens.push(token),
-            }
-            if shown.is_break() {
-                break Finish::Interrupted;
-            }
-            if self.held.len() >= n_ctx {
-                break Finish::ContextFull;
+            match finish {
+                None | Some(Finish::ContextFull) if shown.is_break() => break Finish::Interrupted,
+                Some(finish) => break finish,
+                None => {}
             }
             self.decoder.decode(token).map_err(GenerateError::Decoder)?;
             self.held.push(token);
@@ -405,24 +374,16 @@ impl<'t, D: Decoder> Generator<'t, D> {
         timing.ttft_s = first
             .map_or(Duration::ZERO, |f| f.duration_since(begun))
             .as_secs_f64();
-        let finish = match finish {
-            Finish::StopString => Finish::StopString,
-            other => {
-                let Step { text: rest, stop } = stopper.finish(detokenizer.finish());
-                // Nothing is left to end.
-                let _ = show(Progress {
-                    chosen: None,
-                    text: rest,
-                });
-                if stop.is_some() {
-                    Finish::StopString
-                } else {
-                    other
-                }
-            }
-        };
+        let (rest, finish) = writer.end(finish);
+        if finish != Finish::StopString || !rest.is_empty() {
+            // Nothing is left to end.
+            let _ = show(Progress {
+                chosen: None,
+                text: rest,
+            });
+        }
         Ok(Generated {
-            tokens,
+            tokens: writer.into_tokens(),
             text,
             finish,
             timing,

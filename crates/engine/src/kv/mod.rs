@@ -14,8 +14,9 @@ mod stage;
 mod store;
 #[cfg(test)]
 mod tests;
+mod together;
 
-use crate::backend::{At, Attending, Backend, CELLS, GROUP, KvShape, Placed, Step, Turn};
+use crate::backend::{At, Backend, CELLS, GROUP, KvShape, Placed, Step, Turn};
 use crate::error::Error;
 use crate::model::Config;
 use place::gate::Finding;
@@ -23,6 +24,8 @@ use sequence::Sequence;
 use stage::Stage;
 use std::ops::Range;
 use store::{Id, Store, Version};
+pub(crate) use together::Taking;
+use together::{Part, attending};
 
 /// Where cells may be.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -109,6 +112,8 @@ struct Reached {
 pub(crate) struct Cache<B: Backend> {
     shape: KvShape,
     n_ctx: usize,
+    /// Sequences that there is room for.
+    n_seq: usize,
     window: Option<usize>,
     /// The part of the tail that the CPU attends for generated tokens.
     kv_share: f64,
@@ -122,7 +127,10 @@ pub(crate) struct Cache<B: Backend> {
     stage: Stage,
     sequences: Vec<Option<Sequence>>,
     current: usize,
-    /// Whether the step in work is a generated token.
+    /// What the step in work takes, and its positions.
+    work: Vec<Part>,
+    positions: Vec<Range<usize>>,
+    /// Whether the step in work is one generated token.
     generated: bool,
     /// Whether it attends, from where it lies in device memory, what the step before attended, that being a generated token, too.
     again: bool,
@@ -143,6 +151,7 @@ impl<B: Backend> Cache<B> {
         config: &Config,
         shape: KvShape,
         n_ctx: usize,
+        n_seq: usize,
         ubatch: usize,
         placing: Placing,
     ) -> Self {
@@ -180,6 +189,7 @@ impl<B: Backend> Cache<B> {
         Self {
             shape,
             n_ctx,
+            n_seq,
             window: config.window,
             kv_share: placing.kv_share,
             layers,
@@ -190,6 +200,8 @@ impl<B: Backend> Cache<B> {
             stage: Stage::new(slots),
             sequences: vec![Some(Sequence::default())],
             current: 0,
+            work: Vec::new(),
+            positions: Vec::new(),
             generated: false,
             again: false,
             spans_before: [Vec::new(), Vec::new()],
@@ -210,10 +222,11 @@ impl<B: Backend> Cache<B> {
         self.stage.slots()
     }
 
-    /// Bytes of one sequence with a full context.
+    /// Bytes with a full context, which all sequences share: each but one may leave a block begun.
     pub(crate) fn bytes(&self) -> u64 {
-        let full = self.n_ctx.div_ceil(CELLS) * self.full.slab_bytes();
-        (full + self.ring_blocks * self.ring.slab_bytes()) as u64
+        let blocks = self.n_ctx.div_ceil(CELLS) + self.n_seq.min(self.n_ctx) - 1;
+        let rings = self.n_seq * self.ring_blocks * self.ring.slab_bytes();
+        (blocks * self.full.slab_bytes() + rings) as u64
     }
 
     /// Where what is there is now.
@@ -252,28 +265,36 @@ impl<B: Backend> Cache<B> {
         room - self.n() % CELLS
     }
 
-    /// Makes room for `tokens` more tokens, at most [`chunk_max`](Self::chunk_max), and decides how the step reaches every cell.
-    /// `generated`: the CPU takes its share.
+    /// Makes room for `tokens` more tokens of the sequence in work, at most [`chunk_max`](Self::chunk_max), and decides how the step reaches
+    /// every cell. `generated`: the CPU takes its share.
     pub(crate) fn begin(
         &mut self,
         backend: &mut B,
         tokens: usize,
         generated: bool,
     ) -> Result<(), Error> {
-        let n = self.n();
-        let blocks = n / CELLS..(n + tokens).div_ceil(CELLS);
-        if !self.full_layers.is_empty() {
-            self.reserve_full(backend, &blocks)?;
-        }
-        if self.ring_blocks > 0 {
-            self.reserve_ring(backend, &blocks)?;
-        }
+        let taking = Taking {
+            sequence: self.current,
+            tokens,
+            generated,
+        };
+        self.begin_all(backend, &[taking])
+    }
+
+    /// The same for tokens of several sequences, each of which is there once. All blocks that they
+    /// [write](Self::blocks_written) have room in device memory.
+    pub(crate) fn begin_all(&mut self, backend: &mut B, takings: &[Taking]) -> Result<(), Error> {
+        let current = self.current;
+        let reserved = self.reserve(backend, takings);
+        self.current = current;
+        reserved?;
+        let generated = matches!(takings, [taking] if taking.generated);
         let was_generated = std::mem::replace(&mut self.generated, generated);
         let [full, ring] = &mut self.spans_before;
         std::mem::swap(full, &mut self.full_spans);
         std::mem::swap(ring, &mut self.ring_spans);
         let moves = (self.full.moves(), self.ring.moves());
-        self.plan();
+        self.plan(takings);
         let has_moved = moves != std::mem::replace(&mut self.moves, moves);
         self.is_unusual = has_moved || !was_generated;
         self.again = generated
@@ -304,7 +325,13 @@ impl<B: Backend> Cache<B> {
         self.again
     }
 
-    fn reserve_full(&mut self, backend: &mut B, blocks: &Range<usize>) -> Result<(), Error> {
+    /// `kept`: slabs of other sequences that stay in device memory. Those of this one join them.
+    fn reserve_full(
+        &mut self,
+        backend: &mut B,
+        blocks: &Range<usize>,
+        kept: &mut Vec<Id>,
+    ) -> Result<(), Error> {
         let full = &self.sequence().full;
         let ready: Vec<Id> = full
             .iter()
@@ -312,7 +339,9 @@ impl<B: Backend> Cache<B> {
             .map(|(_, id)| id)
             .filter(|&id| self.full.is_on_device(id) && !self.full.is_shared(id))
             .collect();
-        self.make_room(backend, blocks.len() - ready.len(), &ready)?;
+        let missing = blocks.len() - ready.len();
+        kept.extend(ready);
+        self.make_room(backend, missing, kept)?;
         let (sequence, store, _) = self.parts();
         for block in blocks.clone() {
             if block == sequence.full.end() {
@@ -329,6 +358,7 @@ impl<B: Backend> Cache<B> {
                 }
             };
             sequence.full.set(block, Some(id));
+            kept.push(id);
         }
         // After a sequence was cut device memory may have room for what had to go.
         for (_, id) in sequence.full.iter().rev() {
@@ -391,17 +421,40 @@ impl<B: Backend> Cache<B> {
     }
 
     /// What the step attends: all blocks, also cells that are still to be written, which nobody sees before.
-    fn plan(&mut self) {
+    fn plan(&mut self, takings: &[Taking]) {
+        self.tail.clear();
+        self.full_spans.clear();
+        self.ring_spans.clear();
+        self.work.clear();
+        self.positions.clear();
+        let mut row = 0;
+        for taking in takings {
+            let sequence = self.sequences[taking.sequence].as_ref();
+            let position = sequence.map_or(0, |s| s.n);
+            let (full, ring) = (self.full_spans.len(), self.ring_spans.len());
+            self.plan_part(taking);
+            self.work.push(Part {
+                taking: *taking,
+                row,
+                position,
+                full: full..self.full_spans.len(),
+                ring: ring..self.ring_spans.len(),
+            });
+            self.positions.push(position..position + taking.tokens);
+            row += taking.tokens;
+        }
+        self.stage.set_tail(&mut self.tail);
+    }
+
+    fn plan_part(&mut self, taking: &Taking) {
         let n = usize::MAX;
-        let sequence = self.sequences[self.current].as_ref();
+        let sequence = self.sequences[taking.sequence].as_ref();
         let sequence = sequence.expect("the one in work exists");
-        let by_cpu = if self.generated && B::CPU_SHARES {
+        let by_cpu = if taking.generated && B::CPU_SHARES {
             self.cpu_groups(sequence)
         } else {
             0..0
         };
-        self.tail.clear();
-        self.full_spans.clear();
         for (block, id) in sequence.full.iter() {
             let mut parts = sequence.parts(block, n).peekable();
             if parts.peek().is_none() {
@@ -422,7 +475,6 @@ impl<B: Backend> Cache<B> {
                 how,
             }));
         }
-        self.ring_spans.clear();
         for (block, id) in sequence.ring.iter() {
             let parts = sequence.parts(block, n);
             self.ring_spans.extend(parts.map(|cells| Reached {
@@ -432,7 +484,6 @@ impl<B: Backend> Cache<B> {
                 how: How::Device,
             }));
         }
-        self.stage.set_tail(&mut self.tail);
     }
 
     /// The groups that the CPU attends: its share of those that are in host memory as a whole, the first ones.
@@ -468,62 +519,39 @@ impl<B: Backend> Cache<B> {
     ) {
         if tokens == 1 {
             let (shape, LayerAt { at, .. }) = (self.shape, self.layers[layer].clone());
-            let attending = self.appending(layer, 1, &shape, &at);
-            let block = self.n() / CELLS;
-            let slab = self.writable(layer, block);
+            let attending = attending(&self.work[0], layer, None, &shape, &at);
+            let block = attending.position / CELLS;
+            let slab = self.writable(0, layer, block);
             return backend.turn_and_append(turn, &attending, slab, block, q, k, v);
         }
         backend.turn(turn, tokens, q, k, v);
-        self.append(backend, layer, tokens, k, v);
+        self.append(backend, layer, k, v);
     }
 
     /// Stores the tokens' cells of a layer: `k` `[T, K, C]`, `v` `[T, K, C]`.
-    pub(crate) fn append(
-        &mut self,
-        backend: &mut B,
-        layer: usize,
-        tokens: usize,
-        k: &B::Array,
-        v: &B::Array,
-    ) {
-        let (n, shape, LayerAt { at, .. }) = (self.n(), self.shape, self.layers[layer].clone());
-        let attending = self.appending(layer, tokens, &shape, &at);
-        let mut done = 0;
-        while done < tokens {
-            let cell = n + done;
-            let count = (CELLS - cell % CELLS).min(tokens - done);
-            let slab = self.writable(layer, cell / CELLS);
-            backend.append(&attending, slab, cell / CELLS, done..done + count, k, v);
-            done += count;
+    pub(crate) fn append(&mut self, backend: &mut B, layer: usize, k: &B::Array, v: &B::Array) {
+        let (shape, LayerAt { at, .. }) = (self.shape, self.layers[layer].clone());
+        for part in 0..self.work.len() {
+            let attending = attending(&self.work[part], layer, None, &shape, &at);
+            let mut done = 0;
+            while done < attending.tokens {
+                let cell = attending.position + done;
+                let count = (CELLS - cell % CELLS).min(attending.tokens - done);
+                let slab = self.writable(part, layer, cell / CELLS);
+                backend.append(&attending, slab, cell / CELLS, done..done + count, k, v);
+                done += count;
+            }
         }
     }
 
-    fn appending<'a>(
-        &self,
-        layer: usize,
-        tokens: usize,
-        shape: &'a KvShape,
-        at: &'a Range<usize>,
-    ) -> Attending<'a> {
-        Attending {
-            shape,
-            at,
-            window: None,
-            position: self.n(),
-            tokens,
-            generated: self.generated,
-            layer,
-        }
-    }
-
-    /// The slab that a layer's part of a block is written to.
-    fn writable(&mut self, layer: usize, block: usize) -> &mut B::Slab {
-        let windowed = self.layers[layer].windowed;
-        let (sequence, full, ring) = self.parts();
-        let (store, track) = if windowed {
-            (ring, &sequence.ring)
+    /// The slab that a layer's part of a block of a sequence of the step is written to.
+    fn writable(&mut self, part: usize, layer: usize, block: usize) -> &mut B::Slab {
+        let sequence = self.sequences[self.work[part].taking.sequence].as_ref();
+        let sequence = sequence.expect("the one in work exists");
+        let (store, track) = if self.layers[layer].windowed {
+            (&mut self.ring, &sequence.ring)
         } else {
-            (full, &sequence.full)
+            (&mut self.full, &sequence.full)
         };
         store.device_mut(track.get(block).expect("reserved"))
     }
@@ -533,7 +561,19 @@ impl<B: Backend> Cache<B> {
         &mut self,
         backend: &mut B,
         layer: usize,
-        tokens: usize,
+        q: &B::Array,
+        out: &mut B::Array,
+    ) {
+        for part in 0..self.work.len() {
+            self.attend_part(backend, part, layer, q, out);
+        }
+    }
+
+    fn attend_part(
+        &mut self,
+        backend: &mut B,
+        part: usize,
+        layer: usize,
         q: &B::Array,
         out: &mut B::Array,
     ) {
@@ -542,19 +582,13 @@ impl<B: Backend> Cache<B> {
             index,
             at,
         } = &self.layers[layer];
-        let attending = Attending {
-            shape: &self.shape,
-            at,
-            window: if *windowed { self.window } else { None },
-            position: self.sequences[self.current].as_ref().map_or(0, |s| s.n),
-            tokens,
-            generated: self.generated,
-            layer,
-        };
+        let part = &self.work[part];
+        let window = if *windowed { self.window } else { None };
+        let attending = attending(part, layer, window, &self.shape, at);
         let (store, spans) = if *windowed {
-            (&self.ring, &self.ring_spans)
+            (&self.ring, &self.ring_spans[part.ring.clone()])
         } else {
-            (&self.full, &self.full_spans)
+            (&self.full, &self.full_spans[part.full.clone()])
         };
         let device = |id| store.device(id).expect("planned as in device memory");
         let mut placed: Vec<Placed<'_, B>> = Vec::with_capacity(spans.len());
@@ -604,11 +638,6 @@ impl<B: Backend> Cache<B> {
             self.stage
                 .give_back(backend, store, &self.full_layers, &mut held);
         }
-    }
-
-    /// Says that the step's cells of all layers are written.
-    pub(crate) fn advance(&mut self, tokens: usize) {
-        self.parts().0.n += tokens;
     }
 
     /// Forgets the cells from position `n` on. Where a layer with a window no longer has what a token at `n` would see, everything is
@@ -672,6 +701,19 @@ impl<B: Backend> Cache<B> {
         n
     }
 
+    fn add(&mut self, sequence: Sequence) -> usize {
+        match self.sequences.iter().position(Option::is_none) {
+            Some(free) => {
+                self.sequences[free] = Some(sequence);
+                free
+            }
+            None => {
+                self.sequences.push(Some(sequence));
+                self.sequences.len() - 1
+            }
+        }
+    }
+
     /// A sequence that begins as a copy of the one in work. Their blocks are shared until one of them writes.
     pub(crate) fn fork(&mut self) -> usize {
         let copy = self.sequence().clone();
@@ -680,16 +722,7 @@ impl<B: Backend> Cache<B> {
                 store.share(id);
             }
         }
-        match self.sequences.iter().position(Option::is_none) {
-            Some(free) => {
-                self.sequences[free] = Some(copy);
-                free
-            }
-            None => {
-                self.sequences.push(Some(copy));
-                self.sequences.len() - 1
-            }
-        }
+        self.add(copy)
     }
 
     /// Puts another sequence in work. Returns whether there is one of this number.

@@ -39,7 +39,7 @@ impl<B: Backend> Cache<B> {
                 });
                 backend.restore(&bytes, store.device_mut(id));
             }
-            self.advance(tokens);
+            self.advance();
         }
         Ok(())
     }

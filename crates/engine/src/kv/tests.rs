@@ -109,7 +109,7 @@ impl<'m> World<'m> {
             KvType::F16,
         )
         .unwrap();
-        let cache: Cache<Cpu<'m>> = Cache::new(&config, shape, N_CTX, UBATCH, placing);
+        let cache: Cache<Cpu<'m>> = Cache::new(&config, shape, N_CTX, 1, UBATCH, placing);
         let mut backend = Cpu::new(model, &shape, UBATCH, N_CTX, cache.slots() > 0).unwrap();
         backend
             .make_slots(cache.slots(), shape.block_bytes())
@@ -253,10 +253,10 @@ impl<'m> World<'m> {
         for layer in 0..c.n_layer {
             let k = array(&rows(&tokens, layer, c.heads_kv, c.head_k, true));
             let v = array(&rows(&tokens, layer, c.heads_kv, c.head_v, false));
-            self.cache.append(&mut self.backend, layer, n, &k, &v);
+            self.cache.append(&mut self.backend, layer, &k, &v);
             let q = array(&rows(&tokens, layer + 7, c.heads, c.head_k, true));
             let mut out = Buffer::new(n * c.heads * c.head_v).unwrap();
-            self.cache.attend(&mut self.backend, layer, n, &q, &mut out);
+            self.cache.attend(&mut self.backend, layer, &q, &mut out);
             let expected = self.expected().clone();
             // The reference is slow: not every prompt is compared.
             if n < 4 || first.is_multiple_of(8) {
@@ -267,7 +267,7 @@ impl<'m> World<'m> {
                 );
             }
         }
-        self.cache.advance(n);
+        self.cache.advance();
     }
 
     /// Attention over blocks made anew from what must be there.

@@ -125,6 +125,7 @@ pub fn plan(
     };
     let options = SessionOptions {
         n_ctx: usize::try_from(plan.n_ctx).unwrap_or(usize::MAX),
+        n_seq: usize::try_from(plan.n_seq).unwrap_or(usize::MAX),
         type_k: ty(plan.type_k),
         type_v: ty(plan.type_v),
         ubatch: usize::try_from(request.n_ubatch).unwrap_or(usize::MAX),

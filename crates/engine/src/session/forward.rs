@@ -87,7 +87,7 @@ impl<B: Backend> Work<B> {
         tokens: &[u32],
     ) {
         let t = tokens.len();
-        backend.begin(cache.n(), tokens, &mut self.x);
+        backend.begin(cache.positions(), tokens, &mut self.x);
         // What each half gives is added on the way into the next.
         let mut before = None;
         for (i, layer) in model.layers.iter().enumerate() {
@@ -154,7 +154,7 @@ impl<B: Backend> Work<B> {
             rotation,
         };
         cache.turn_and_append(backend, i, t, &turn, q, k, v);
-        cache.attend(backend, i, t, q, attended);
+        cache.attend(backend, i, q, attended);
         backend.leave(&layer.output, rotation.v, t, attended, delta);
     }
 

@@ -4,6 +4,7 @@
 //! were cut into calls or chunks, nor on where their cells lie.
 
 mod forward;
+mod together;
 
 pub use crate::kv::file::SessionFileError;
 pub use crate::kv::{Gating, Placing, Spread};
@@ -37,8 +38,10 @@ pub const UBATCH_MAX: usize = 16_384;
 /// How a session is set up.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SessionOptions {
-    /// Cells.
+    /// Cells: what one sequence may have, and all have together.
     pub n_ctx: usize,
+    /// Sequences that memory is planned for.
+    pub n_seq: usize,
     /// Type of K.
     pub type_k: KvType,
     /// Type of V.
@@ -60,6 +63,7 @@ impl SessionOptions {
     pub fn for_model(config: &Config) -> Self {
         Self {
             n_ctx: config.n_ctx_train.min(N_CTX_DEFAULT),
+            n_seq: 1,
             type_k: KvType::F16,
             type_v: KvType::F16,
             ubatch: UBATCH_DEFAULT,
@@ -98,6 +102,28 @@ impl std::fmt::Debug for Wanted<'_> {
             Self::All(_) => "All",
         })
     }
+}
+
+/// Tokens of one sequence in a [step](Session::step) of several.
+#[derive(Debug, Clone, Copy)]
+pub struct Part<'t, I = SequenceId> {
+    /// The sequence.
+    pub sequence: I,
+    /// What it takes, at least one token.
+    pub tokens: &'t [u32],
+    /// Where they come from.
+    pub origin: TokenOrigin,
+    /// Whether the logits of the last one are wanted.
+    pub wants_logits: bool,
+}
+
+/// Where tokens come from. On a device that matters to the bits of what is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenOrigin {
+    /// A prompt.
+    Prompt,
+    /// They were generated.
+    Generated,
 }
 
 /// The number of a sequence of a session.
@@ -204,7 +230,7 @@ impl<B: Backend> Run<B> {
             work.forward(backend, model, cache, rotation, chunk);
             // What failed has left no cells.
             backend.finish()?;
-            cache.advance(chunk.len());
+            cache.advance();
             match wanted {
                 Wanted::Last if rest.is_empty() => {
                     work.logits(backend, chunk.len() - 1..chunk.len())?;
@@ -246,7 +272,7 @@ impl<B: Backend> Run<B> {
             work.compute_logits(backend);
         });
         backend.finish()?;
-        cache.advance(1);
+        cache.advance();
         match gate {
             // It paid for more than itself.
             Some(gate) if cache.is_unusual() => gate.skip(),
@@ -272,6 +298,9 @@ impl<'m> Session<'m> {
                 "a context of 0 tokens holds nothing".to_owned(),
             ));
         }
+        if options.n_seq == 0 {
+            return Err(Error::Options("0 sequences hold nothing".to_owned()));
+        }
         if options.ubatch == 0 || options.ubatch > UBATCH_MAX {
             return Err(Error::Options(format!(
                 "a ubatch of {} tokens: expected 1 to {UBATCH_MAX}",
@@ -288,6 +317,7 @@ impl<'m> Session<'m> {
         options.ubatch = options.ubatch.min(options.n_ctx);
         let SessionOptions {
             n_ctx,
+            n_seq,
             ubatch,
             placing,
             ..
@@ -304,13 +334,13 @@ impl<'m> Session<'m> {
         };
         let run = match options.device {
             ComputeDevice::Cpu => {
-                let cache = Cache::new(c, shape, n_ctx, ubatch, placing);
+                let cache = Cache::new(c, shape, n_ctx, n_seq, ubatch, placing);
                 let in_parts = cache.slots() > 0;
                 let backend = Cpu::new(model, &shape, ubatch, n_ctx, in_parts).map_err(memory)?;
                 On::Cpu(Box::new(Run::new(backend, cache, ubatch, &placing)?))
             }
             ComputeDevice::Cuda(ordinal) => {
-                let cache = Cache::new(c, shape, n_ctx, ubatch, placing);
+                let cache = Cache::new(c, shape, n_ctx, n_seq, ubatch, placing);
                 let cpu_shares = cache.slots() > 0 && placing.kv_share > 0.0;
                 let backend = Cuda::new(model, ordinal, &shape, ubatch, n_ctx, cpu_shares)?;
                 On::Cuda(Box::new(Run::new(backend, cache, ubatch, &placing)?))
@@ -353,7 +383,7 @@ impl<'m> Session<'m> {
         &self.options
     }
 
-    /// Bytes of the cache when the context is full, staging slots not counted.
+    /// Bytes of the cache when the context is full, as the sequences that were planned for share it. Staging slots are not counted.
     pub fn kv_bytes(&self) -> u64 {
         on!(&self.run, run => run.cache.bytes())
     }
@@ -488,6 +518,46 @@ impl<'m> Session<'m> {
         )
     }
 
+    /// Takes tokens of several sequences, each of which is there once, as many at a time as go together: what each would give alone.
+    /// `each` gets a part's number and the logits `[V]` of its last token where they are wanted. The selected sequence stays that.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`]. Some of the sequences may have taken what they were given.
+    ///
+    /// # Panics
+    /// If there is no such sequence, or nothing to take.
+    pub fn step(
+        &mut self,
+        parts: &[Part<'_>],
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), Error> {
+        for part in parts {
+            let n_past = self.n_past_of(part.sequence);
+            let n_past = n_past.expect("a sequence of this session");
+            assert!(!part.tokens.is_empty(), "something to take");
+            self.check_tokens(part.tokens)?;
+            self.check_room_after(n_past, part.tokens.len())?;
+        }
+        let (model, options) = (self.model, &self.options);
+        on!(&mut self.run, run => run.step(model, options, parts, each))
+    }
+
+    /// Whether tokens of several sequences are computed at the same time, instead of one after the other.
+    pub fn goes_together(&self) -> bool {
+        fn together<B: Backend>(_: &Run<B>) -> bool {
+            B::TOGETHER
+        }
+        on!(&self.run, run => together(run))
+    }
+
+    /// Whether a token's bits are the same as a prompt's and as a generated one.
+    pub fn computes_alike(&self) -> bool {
+        fn alike<B: Backend>(_: &Run<B>) -> bool {
+            B::ALIKE
+        }
+        on!(&self.run, run => alike(run))
+    }
+
     /// The logits `[V]` of the last token that [`Wanted::Last`] or [`Session::decode`] was for.
     pub fn logits(&self) -> &[f32] {
         on!(&self.run, run => run.backend.logits(1))
@@ -504,6 +574,36 @@ impl<'m> Session<'m> {
     /// taken then.
     pub fn remove(&mut self, positions: Range<usize>) -> usize {
         on!(&mut self.run, run => run.cache.remove(positions))
+    }
+
+    /// Bytes that a sequence takes beside those that it has, for so many tokens more.
+    pub fn growth_bytes(&self, sequence: SequenceId, tokens: usize) -> u64 {
+        on!(&self.run, run => run.cache.growth_bytes(sequence.0, tokens))
+    }
+
+    /// Positions of a sequence that are taken; `None`: it does not exist.
+    pub fn n_past_of(&self, sequence: SequenceId) -> Option<usize> {
+        on!(&self.run, run => run.cache.n_of(sequence.0))
+    }
+
+    /// An empty sequence.
+    pub fn create(&mut self) -> SequenceId {
+        SequenceId(on!(&mut self.run, run => run.cache.create()))
+    }
+
+    /// A sequence that begins with the first `n` tokens of another, or with none where that is not possible: as
+    /// [`truncate`](Self::truncate) has it. Returns how many it has.
+    ///
+    /// # Panics
+    /// If there is no such sequence.
+    pub fn branch(&mut self, of: SequenceId, n: usize) -> (SequenceId, usize) {
+        let selected = self.selected();
+        assert!(self.select(of), "a sequence of this session");
+        let branch = self.fork();
+        self.select(branch);
+        let kept = self.truncate(n);
+        self.select(selected);
+        (branch, kept)
     }
 
     /// A sequence that begins as a copy of the selected one. The two share the memory of what they have in common.
@@ -559,15 +659,24 @@ impl<'m> Session<'m> {
     }
 
     fn check(&self, tokens: &[u32]) -> Result<(), Error> {
-        let n_vocab = self.model.config().n_vocab;
-        if let Some(&token) = tokens.iter().find(|&&t| t as usize >= n_vocab) {
-            return Err(Error::Token { token, n_vocab });
-        }
+        self.check_tokens(tokens)?;
         self.check_room(tokens.len())
     }
 
+    fn check_tokens(&self, tokens: &[u32]) -> Result<(), Error> {
+        let n_vocab = self.model.config().n_vocab;
+        match tokens.iter().find(|&&t| t as usize >= n_vocab) {
+            Some(&token) => Err(Error::Token { token, n_vocab }),
+            None => Ok(()),
+        }
+    }
+
     fn check_room(&self, tokens: usize) -> Result<(), Error> {
-        let (n_ctx, n_past) = (self.options.n_ctx, self.n_past());
+        self.check_room_after(self.n_past(), tokens)
+    }
+
+    fn check_room_after(&self, n_past: usize, tokens: usize) -> Result<(), Error> {
+        let n_ctx = self.options.n_ctx;
         if tokens > n_ctx - n_past {
             return Err(Error::ContextFull {
                 n_ctx,

@@ -4,13 +4,15 @@
 
 pub mod client;
 
+use std::collections::HashMap;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use engine::generate::Decoder;
+use engine::generate::{CacheBytes, Sequences};
 use engine::sampler::SamplerParams;
+use engine::session::{Part, TokenOrigin};
 use engine::template::ChatTemplate;
 use engine::tokenizer::Tokenizer;
 use gguf::{Metadata, StringArray};
@@ -53,9 +55,15 @@ fn bytes_tokenizer() -> Tokenizer {
 /// A model that knows the alphabet: after a letter comes the next, after z the end. A digit is repeated until the context
 /// is full, `!` is an error of the model and `?` a bug in it; after everything else comes a.
 pub struct Alphabet {
+    /// Time of a step with a generated token, and of one token of a prompt.
     pub token_ms: u64,
-    held: Vec<u32>,
-    logits: Vec<f32>,
+    pub prompt_token_ms: u64,
+    pub n_ctx: usize,
+    pub step_max: usize,
+    /// Tokens that all sequences have room for.
+    pub cells: usize,
+    held: HashMap<u32, Vec<u32>>,
+    next: u32,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -66,64 +74,107 @@ impl Alphabet {
     pub fn new(token_ms: u64) -> Self {
         Self {
             token_ms,
-            held: Vec::new(),
-            logits: vec![0.0; N_VOCAB],
+            prompt_token_ms: 0,
+            n_ctx: N_CTX,
+            step_max: 512,
+            cells: 100_000,
+            held: HashMap::new(),
+            next: 0,
         }
     }
+}
 
-    fn take(&mut self, token: u32) -> Result<(), Stumbled> {
-        let next = match u8::try_from(token.saturating_sub(3)).expect("a byte") {
+fn after(token: u32) -> Result<u32, Stumbled> {
+    Ok(
+        match u8::try_from(token.saturating_sub(3)).expect("a byte") {
             b'!' => return Err(Stumbled),
             b'?' => panic!("a bug, for a test"),
             b'z' => END,
             letter @ b'a'..=b'y' => u32::from(letter) + 4,
             digit @ b'0'..=b'9' => u32::from(digit) + 3,
             _ => u32::from(b'a') + 3,
-        };
-        self.held.push(token);
-        self.logits.fill(0.0);
-        self.logits[next as usize] = 10.0;
-        Ok(())
-    }
+        },
+    )
 }
 
-impl Decoder for Alphabet {
+impl Sequences for Alphabet {
     type Error = Stumbled;
+    type Id = u32;
 
     fn n_ctx(&self) -> usize {
-        N_CTX
+        self.n_ctx
     }
 
-    fn n_past(&self) -> usize {
-        self.held.len()
+    fn step_max(&self) -> usize {
+        self.step_max
     }
 
-    fn prefill(
-        &mut self,
-        tokens: &[u32],
-        interrupted: &dyn Fn() -> bool,
-    ) -> Result<bool, Stumbled> {
-        for &token in tokens {
-            if interrupted() {
-                return Ok(false);
-            }
-            self.take(token)?;
+    fn goes_together(&self) -> bool {
+        true
+    }
+
+    fn computes_alike(&self) -> bool {
+        true
+    }
+
+    /// A token is a byte.
+    fn bytes(&self) -> CacheBytes {
+        CacheBytes {
+            device: self.held.values().map(|held| held.len() as u64).sum(),
+            host: 0,
+            most: self.cells as u64,
         }
-        Ok(true)
     }
 
-    fn decode(&mut self, token: u32) -> Result<(), Stumbled> {
-        thread::sleep(Duration::from_millis(self.token_ms));
-        self.take(token)
+    fn growth_bytes(&self, _: u32, tokens: usize) -> u64 {
+        tokens as u64
     }
 
-    fn logits(&self) -> &[f32] {
-        &self.logits
+    fn create(&mut self) -> u32 {
+        self.next += 1;
+        self.held.insert(self.next, Vec::new());
+        self.next
     }
 
-    fn truncate(&mut self, n: usize) -> usize {
-        self.held.truncate(n);
-        self.held.len()
+    fn branch(&mut self, of: u32, n: usize) -> (u32, usize) {
+        let begin = self.held[&of][..n].to_vec();
+        let branch = self.create();
+        self.held.insert(branch, begin);
+        (branch, n)
+    }
+
+    fn forget(&mut self, sequence: u32) {
+        self.held.remove(&sequence).expect("it exists");
+    }
+
+    fn step(
+        &mut self,
+        parts: &[Part<'_, u32>],
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), Stumbled> {
+        let of = |origin| {
+            let parts = parts.iter().filter(move |part| part.origin == origin);
+            parts.map(|part| part.tokens.len() as u64).sum::<u64>()
+        };
+        let generated = of(TokenOrigin::Generated).min(1);
+        let ms = generated * self.token_ms + of(TokenOrigin::Prompt) * self.prompt_token_ms;
+        thread::sleep(Duration::from_millis(ms));
+        let all: usize = parts.iter().map(|part| part.tokens.len()).sum();
+        assert!(all <= self.step_max, "{all} tokens");
+        for (i, part) in parts.iter().enumerate() {
+            let held = self.held.get_mut(&part.sequence).expect("it exists");
+            held.extend_from_slice(part.tokens);
+            assert!(held.len() <= self.n_ctx, "the context is minded");
+            let next = part.tokens.iter().map(|&token| after(token)).last();
+            let next = next.expect("something to take")?;
+            if part.wants_logits {
+                let mut logits = vec![0.0; N_VOCAB];
+                logits[next as usize] = 10.0;
+                each(i, &logits);
+            }
+        }
+        assert!(self.bytes().device <= self.bytes().most, "no room");
+        Ok(())
     }
 }
 
@@ -140,8 +191,19 @@ pub fn options() -> Options {
         key: None,
         hosts: Hosts::Local,
         queue_len: 16,
+        parallel: 4,
+        n_ctx: usize::MAX,
+        exact_reuse: false,
         timeout: Duration::from_secs(60),
         grace: Duration::from_secs(10),
+    }
+}
+
+/// One request at a time.
+pub fn one_by_one() -> Options {
+    Options {
+        parallel: 1,
+        ..options()
     }
 }
 
@@ -153,6 +215,10 @@ pub fn with_key(key: &str) -> Options {
 }
 
 pub fn start(options: Options, token_ms: u64) -> Running {
+    start_model(options, Alphabet::new(token_ms))
+}
+
+pub fn start_model(options: Options, model: Alphabet) -> Running {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (shutdown, asked) = oneshot::channel::<()>();
@@ -165,7 +231,7 @@ pub fn start(options: Options, token_ms: u64) -> Running {
         plan: json!({"fits": true}),
     };
     let thread = thread::spawn(move || {
-        server::run(listener, Alphabet::new(token_ms), served, options, async {
+        server::run(listener, model, Vec::new(), served, options, async {
             // A test that ended without a word wants the server to end.
             let _ = asked.await;
         })

@@ -2,13 +2,14 @@
 
 use std::env;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use engine::sampler::Sampler;
+use engine::session::{SequenceId, Session};
 use engine::template::{ChatTemplate, TemplateError};
 use serde::Serialize;
 use server::{ApiKey, Hosts, Options, Served, limits};
@@ -23,17 +24,17 @@ use crate::{experts, interrupt, settings};
 /// Where a key is looked for that is not typed, which other processes could see.
 const KEY_VARIABLE: &str = "SPILLGATE_API_KEY";
 
-/// The time that a running answer has to come to its end when the server is to end.
+/// The time that running answers have to come to their end when the server is to end.
 const GRACE: Duration = Duration::from_secs(30);
 
 /// Answers over HTTP, in OpenAI's forms
 ///
 /// /v1/chat/completions, /v1/completions and /v1/models as clients of that API expect them, whole or streamed; /tokenize,
-/// /detokenize, /health, /metrics (Prometheus) and /v1/plan beside them. One request is answered at a time, the others wait in
-/// a queue; a prompt that begins like the one before is not computed twice. Sampling flags are what holds where a request does
-/// not say. What is asked and answered is not logged; -v logs how many tokens it was, and how fast.
+/// /detokenize, /health, /metrics (Prometheus) and /v1/plan beside them. Several requests are answered side by side, and share the
+/// context's cells; others wait in a queue. What a prompt has in common with an earlier one is not computed twice. Sampling flags are what
+/// holds where a request does not say. What is asked and answered is not logged; -v logs how many tokens it was, and how fast.
 ///
-/// Ctrl-C or SIGTERM: nothing more is accepted, and the running answer has 30 seconds; Ctrl-C again ends at once.
+/// Ctrl-C or SIGTERM: nothing more is accepted, and running answers have 30 seconds; Ctrl-C again ends at once.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -71,6 +72,15 @@ struct ServerFlags {
     /// Listen on any address without a key, and answer to any name
     #[arg(long)]
     insecure: bool,
+    /// Requests that are answered at the same time at most
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = RangedU64ValueParser::<usize>::new().range(1..=limits::PARALLEL_MAX as u64))]
+    parallel: usize,
+    /// On a GPU: compute an earlier answer anew, as the prompt that it then is, instead of going on from its cells
+    #[arg(long)]
+    exact_reuse: bool,
+    /// A file that '--session' of run or chat has written: requests that begin like it begin with its cells; may be repeated
+    #[arg(long, value_name = "FILE")]
+    prefix: Vec<PathBuf>,
     /// Requests that wait at most; further ones are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = RangedU64ValueParser::<usize>::new().range(1..=limits::QUEUE_MAX as u64))]
     queue: usize,
@@ -97,7 +107,8 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
         TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
     let url = format!("http://{}", listener.local_addr()?);
 
-    let loaded = settings::open(&args.model, &args.machine)?.load(&args.context, Need::Chosen)?;
+    let loaded = settings::open(&args.model, &args.machine)?
+        .load(&args.context, Need::Shared(flags.parallel))?;
     let template = match ChatTemplate::from_gguf(loaded.file.metadata(), &loaded.tokenizer) {
         Ok(template) => Some(template),
         Err(TemplateError::Missing) => {
@@ -117,7 +128,14 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
         sampling,
         plan: serde_json::to_value(loaded.plan())?,
     };
+    let (mut session, _) = loaded.session()?;
+    // Cells are shared; a text that is longer than those that the model has seen is a choice of who alone has them all.
+    let n_ctx = session.n_ctx();
+    let trained = session.model().config().n_ctx_train;
     let options = Options {
+        parallel: flags.parallel,
+        n_ctx: n_ctx.min(trained.max(n_ctx / flags.parallel)),
+        exact_reuse: flags.exact_reuse,
         hosts: if flags.insecure {
             Hosts::Any
         } else {
@@ -128,15 +146,15 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
         timeout: Duration::from_secs(flags.timeout),
         grace: GRACE,
     };
-    let (mut session, _) = loaded.session()?;
     experts::record(&mut session, &args.records)?;
+    let begun = begun(&mut session, &flags.prefix)?;
     if interrupt::asked() {
         return Err(Interrupted.into());
     }
     let ready = Ready {
         url,
         model: &id,
-        n_ctx: session.n_ctx(),
+        n_ctx: options.n_ctx,
     };
     if common.json {
         print_json(&ready)?;
@@ -150,12 +168,28 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
     server::run(
         listener,
         &mut session,
+        begun,
         served,
         options,
         server::asked_to_end(),
     )?;
     loaded.remember(&session);
     Ok(())
+}
+
+/// Sequences from files, and their tokens.
+fn begun(session: &mut Session<'_>, files: &[PathBuf]) -> Result<Vec<(SequenceId, Vec<u32>)>> {
+    let mut begun = Vec::new();
+    for file in files {
+        let tokens = session
+            .restore(file)
+            .with_context(|| format!("cannot restore {}", file.display()))?;
+        let (sequence, kept) = session.branch(session.selected(), tokens.len());
+        session.truncate(0);
+        tracing::info!("{kept} tokens from {}", file.display());
+        begun.push((sequence, tokens));
+    }
+    Ok(begun)
 }
 
 /// The key, typed or from the environment.

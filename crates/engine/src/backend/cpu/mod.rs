@@ -166,6 +166,8 @@ impl Angles {
 
 impl Backend for Cpu<'_> {
     const CPU_SHARES: bool = true;
+    const TOGETHER: bool = true;
+    const ALIKE: bool = true;
 
     type Array = Buffer<f32>;
     type Slab = Buffer<u8>;
@@ -261,14 +263,20 @@ impl Backend for Cpu<'_> {
         self.generated = false;
     }
 
-    fn begin(&mut self, position: usize, tokens: &[u32], x: &mut Buffer<f32>) {
+    fn begin(&mut self, positions: &[Range<usize>], tokens: &[u32], x: &mut Buffer<f32>) {
         let (model, c) = (self.model, self.model.config());
         if let Some(experts) = &mut self.experts {
             experts.store.begin(position, tokens.len(), self.generated);
         }
         let frequencies = [&model.rope, &model.rope_windowed];
         for (angles, frequencies) in self.angles.iter_mut().zip(frequencies) {
-            frequencies.fill(position, tokens.len(), &mut angles.cos, &mut angles.sin);
+            let mut first = 0;
+            for positions in positions {
+                let at = first * angles.pairs..;
+                let (cos, sin) = (&mut angles.cos[at.clone()], &mut angles.sin[at]);
+                frequencies.fill(positions.start, positions.len(), cos, sin);
+                first += positions.len();
+            }
         }
         let view = model.embedding.view(&model.weights);
         let x = &mut x[..tokens.len() * c.width];
@@ -345,7 +353,8 @@ impl Backend for Cpu<'_> {
         v: &Buffer<f32>,
     ) {
         let shape = attending.shape;
-        let rows = |row: usize| tokens.start * row..tokens.end * row;
+        let rows =
+            |row: usize| (attending.row + tokens.start) * row..(attending.row + tokens.end) * row;
         let (k, v) = (
             &k[rows(shape.heads * shape.c_k)],
             &v[rows(shape.heads * shape.c_v)],
@@ -369,10 +378,12 @@ impl Backend for Cpu<'_> {
             at,
             window,
             position,
+            row,
             tokens,
             layer,
             ..
         } = *attending;
+        let rows = |size: usize| row * size..(row + tokens) * size;
         let params = Params {
             heads: c.heads,
             scale: c.attention_scale,
@@ -397,11 +408,11 @@ impl Backend for Cpu<'_> {
             shape,
             &params,
             position,
-            &q[..tokens * c.heads * c.head_k],
+            &q[rows(c.heads * c.head_k)],
             &spans,
             step,
             &mut self.partials,
-            &mut out[..tokens * c.heads * c.head_v],
+            &mut out[rows(c.heads * c.head_v)],
         );
     }
 

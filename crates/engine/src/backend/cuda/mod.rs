@@ -202,6 +202,8 @@ macro_rules! given {
 
 impl Backend for Cuda<'_> {
     const CPU_SHARES: bool = true;
+    const TOGETHER: bool = false;
+    const ALIKE: bool = false;
 
     type Array = Buffer<f32>;
     type Slab = Buffer<u8>;
@@ -280,7 +282,8 @@ impl Backend for Cuda<'_> {
         self.generated = false;
     }
 
-    fn begin(&mut self, position: usize, tokens: &[u32], x: &mut Buffer<f32>) {
+    fn begin(&mut self, positions: &[Range<usize>], tokens: &[u32], x: &mut Buffer<f32>) {
+        let position = positions[0].start;
         self.run(|b| {
             let (n, c) = (tokens.len(), b.model.config());
             let factor = c.embedding_scale;

@@ -1,0 +1,144 @@
+//! A step over tokens of several sequences.
+
+use super::forward::Work;
+use super::{Part, Run, SessionOptions, TokenOrigin, Wanted};
+use crate::backend::{Backend, LOGIT_ROWS};
+use crate::error::Error;
+use crate::kv::{Cache, Taking};
+use crate::model::Model;
+
+/// What gets a part's number, and logits.
+type Each<'e> = dyn FnMut(usize, &[f32]) + 'e;
+
+impl<B: Backend> Run<B> {
+    /// Takes all parts, as many at a time as go together.
+    pub(super) fn step(
+        &mut self,
+        model: &Model,
+        options: &SessionOptions,
+        parts: &[Part<'_>],
+        each: &mut Each<'_>,
+    ) -> Result<(), Error> {
+        let selected = self.cache.selected();
+        let mut done = 0;
+        let mut result = Ok(());
+        while done < parts.len() && result.is_ok() {
+            let n = together(&self.cache, options, &parts[done..]);
+            let each = &mut |part: usize, logits: &[f32]| each(done + part, logits);
+            result = match &parts[done..done + n] {
+                [part] => self.alone(model, options, part, each),
+                parts => self.together(model, options, parts, each),
+            };
+            done += n;
+        }
+        self.cache.select(selected);
+        result
+    }
+
+    fn alone(
+        &mut self,
+        model: &Model,
+        options: &SessionOptions,
+        part: &Part<'_>,
+        each: &mut Each<'_>,
+    ) -> Result<(), Error> {
+        self.cache.select(part.sequence.0);
+        let by_one = !B::ALIKE || part.tokens.len() == 1;
+        if part.origin == TokenOrigin::Generated && by_one {
+            for &token in part.tokens {
+                self.decode(model, options, token)?;
+            }
+        } else {
+            let mut wanted = if part.wants_logits {
+                Wanted::Last
+            } else {
+                Wanted::None
+            };
+            self.prefill(model, options, part.tokens, &mut wanted)?;
+        }
+        if part.wants_logits {
+            each(0, self.backend.logits(1));
+        }
+        Ok(())
+    }
+
+    fn together(
+        &mut self,
+        model: &Model,
+        options: &SessionOptions,
+        parts: &[Part<'_>],
+        each: &mut Each<'_>,
+    ) -> Result<(), Error> {
+        let Self {
+            backend,
+            cache,
+            work,
+            gate,
+        } = self;
+        if let Some(gate) = gate {
+            // What a step of several costs says nothing of one token's.
+            cache.set_share(gate.share());
+        }
+        let takings: Vec<Taking> = parts.iter().map(taking).collect();
+        let tokens: Vec<u32> = parts.iter().flat_map(|part| part.tokens).copied().collect();
+        cache.begin_all(backend, &takings)?;
+        let rotation = options.rotation(model.config());
+        work.forward(backend, model, cache, rotation, &tokens);
+        backend.finish()?;
+        cache.advance();
+
+        let mut wanted = Vec::with_capacity(parts.len());
+        let mut row = 0;
+        for (i, part) in parts.iter().enumerate() {
+            row += part.tokens.len();
+            if part.wants_logits {
+                wanted.push((i, row - 1));
+            }
+        }
+        let neighbours = wanted.chunk_by(|(_, a), (_, b)| a + 1 == *b);
+        for rows in neighbours.flat_map(|rows| rows.chunks(LOGIT_ROWS)) {
+            give_logits(backend, work, rows, model.config().n_vocab, each)?;
+        }
+        Ok(())
+    }
+}
+
+/// Gives the logits of parts whose last tokens are neighbours, as pairs of part and row.
+fn give_logits<B: Backend>(
+    backend: &mut B,
+    work: &Work<B>,
+    rows: &[(usize, usize)],
+    n_vocab: usize,
+    each: &mut Each<'_>,
+) -> Result<(), Error> {
+    let (first, last) = (rows[0].1, rows[rows.len() - 1].1);
+    let logits = work.logits(backend, first..last + 1)?;
+    for ((part, _), logits) in rows.iter().zip(logits.chunks_exact(n_vocab)) {
+        each(*part, logits);
+    }
+    Ok(())
+}
+
+fn taking(part: &Part<'_>) -> Taking {
+    Taking {
+        sequence: part.sequence.0,
+        tokens: part.tokens.len(),
+        generated: part.origin == TokenOrigin::Generated,
+    }
+}
+
+/// How many of the parts, from the first on, go through the layers together: their rows fit into a ubatch, and what they write into
+/// device memory.
+fn together<B: Backend>(cache: &Cache<B>, options: &SessionOptions, parts: &[Part<'_>]) -> usize {
+    if !B::TOGETHER {
+        return 1;
+    }
+    let (mut rows, mut blocks) = (0, 0);
+    let fits = |part: &&Part<'_>| {
+        let (written, room) = cache.blocks_written(&taking(part));
+        rows += part.tokens.len();
+        blocks += written;
+        rows <= options.ubatch && blocks <= room
+    };
+    parts.iter().take_while(fits).count().max(1)
+}

@@ -1,0 +1,273 @@
+//! Steps over tokens of several sequences give each sequence what it would get alone, to the last bit.
+
+mod common;
+#[path = "common/damaged/mod.rs"]
+mod damaged;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use engine::model::{LoadOptions, Model};
+use engine::session::{
+    BLOCK_CELLS, KvType, Part, Placing, SequenceId, Session, SessionOptions, TokenOrigin, Wanted,
+};
+
+fn load(path: &Path) -> Model {
+    let options = LoadOptions {
+        threads: Some(2),
+        ..LoadOptions::default()
+    };
+    Model::load(path, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn digest(logits: &[f32]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    logits.iter().for_each(|x| x.to_bits().hash(&mut hasher));
+    hasher.finish()
+}
+
+/// Numbers that look random.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (self.0 >> 33) as usize % n
+    }
+}
+
+/// What a text gives alone: a digest of the logits of each position.
+fn alone(model: &Model, options: &SessionOptions, text: &[u32]) -> Vec<u64> {
+    let mut session = Session::new(model, options).unwrap();
+    let mut digests = Vec::new();
+    session
+        .prefill(
+            text,
+            Wanted::All(&mut |_, logits| {
+                digests.push(digest(logits));
+                ControlFlow::Continue(())
+            }),
+        )
+        .unwrap();
+    digests
+}
+
+struct Running {
+    sequence: SequenceId,
+    text: usize,
+    done: usize,
+}
+
+/// Texts side by side, in parts of random sizes, some of them begun from others, until all have ended.
+fn side_by_side(model: &Model, options: &SessionOptions, texts: &[Vec<u32>], seed: u64) {
+    let expected: Vec<Vec<u64>> = texts
+        .iter()
+        .map(|text| alone(model, options, text))
+        .collect();
+    let mut session = Session::new(model, options).unwrap();
+    let mut random = Random(seed);
+    let mut running: Vec<Running> = (0..texts.len())
+        .map(|text| Running {
+            sequence: session.create(),
+            text,
+            done: 0,
+        })
+        .collect();
+    let (mut compared, mut branches) = (0, 0);
+    while !running.is_empty() {
+        let mut parts = Vec::new();
+        let mut room = options.ubatch;
+        for (i, one) in running.iter().enumerate() {
+            let left = texts[one.text].len() - one.done;
+            let n = match random.below(4) {
+                0 => 0,
+                1 => 1,
+                _ => random.below(70),
+            };
+            let n = n.min(left).min(room);
+            if n > 0 {
+                room -= n;
+                parts.push((i, n));
+            }
+        }
+        let given: Vec<Part<'_>> = parts
+            .iter()
+            .map(|&(i, n)| Part {
+                sequence: running[i].sequence,
+                tokens: &texts[running[i].text][running[i].done..][..n],
+                origin: if n == 1 {
+                    TokenOrigin::Generated
+                } else {
+                    TokenOrigin::Prompt
+                },
+                wants_logits: n == 1 || n % 2 == 0,
+            })
+            .collect();
+        let wanted = given.iter().filter(|part| part.wants_logits).count();
+        let mut seen = 0;
+        session
+            .step(&given, &mut |part, logits| {
+                let (i, n) = parts[part];
+                let Running { text, done, .. } = running[i];
+                let position = done + n - 1;
+                assert_eq!(
+                    digest(logits),
+                    expected[text][position],
+                    "text {text} at {position}, {} parts",
+                    parts.len()
+                );
+                seen += 1;
+            })
+            .unwrap();
+        assert_eq!(seen, wanted);
+        compared += seen;
+        for &(i, n) in &parts {
+            running[i].done += n;
+            assert_eq!(
+                session.n_past_of(running[i].sequence),
+                Some(running[i].done)
+            );
+        }
+        // One begins anew with what it has in common with another.
+        if random.below(6) == 0 && branches < 4 {
+            let of = random.below(running.len());
+            let Running {
+                sequence,
+                text,
+                done,
+            } = running[of];
+            let (branch, kept) = session.branch(sequence, random.below(done + 1));
+            branches += 1;
+            running.push(Running {
+                sequence: branch,
+                text,
+                done: kept,
+            });
+        }
+        running.retain(|one| {
+            let goes_on = one.done < texts[one.text].len();
+            if !goes_on {
+                assert!(session.forget(one.sequence));
+            }
+            goes_on
+        });
+    }
+    assert!(
+        compared > texts.len() * 4 && branches > 0,
+        "{compared}, {branches}"
+    );
+    let spread = session.spread();
+    assert_eq!(
+        (spread.device_bytes, spread.host_bytes),
+        (0, 0),
+        "no block is left"
+    );
+}
+
+fn texts(n_vocab: usize, lengths: &[usize]) -> Vec<Vec<u32>> {
+    let text = |(i, n): (usize, &usize)| {
+        let mut random = Random(i as u64 + 1);
+        (0..*n).map(|_| random.below(n_vocab) as u32).collect()
+    };
+    lengths.iter().enumerate().map(text).collect()
+}
+
+#[test]
+fn several_sequences_get_what_each_gets_alone_wherever_cells_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    damaged::Sketch::sound().write(&path);
+    let model = load(&path);
+    let texts = texts(damaged::TOKENS, &[40, 300, 7, 600, 1500, 129]);
+    let spilled = |window, share| Placing {
+        window_blocks: Some(window),
+        tail_blocks: 100,
+        staging_slots: 3,
+        kv_share: share,
+        is_gated: false,
+        recalled: None,
+    };
+    let kvs = [KvType::F16, KvType::Q8_0, KvType::Q4_0];
+    // With one block of device memory, sequences go one after another.
+    let placings = [
+        Placing::RESIDENT,
+        spilled(7, 0.0),
+        spilled(3, 1.0),
+        spilled(1, 0.5),
+    ];
+    for (seed, (kv, placing)) in kvs.into_iter().cycle().zip(placings).enumerate() {
+        let options = SessionOptions {
+            n_ctx: 2 * 1500,
+            n_seq: 10,
+            type_k: kv,
+            type_v: kv,
+            ubatch: 100,
+            placing,
+            ..SessionOptions::for_model(model.config())
+        };
+        side_by_side(&model, &options, &texts, seed as u64 + 5);
+    }
+}
+
+#[test]
+fn sequences_with_a_window_get_what_each_gets_alone() {
+    let model = load(&common::model_path("gemma3-270m"));
+    let window = model.config().window.expect("it has windows");
+    let texts = texts(1000, &[window + 40, 30, BLOCK_CELLS + 3]);
+    let options = SessionOptions {
+        n_ctx: 1024,
+        n_seq: 8,
+        ubatch: 96,
+        ..SessionOptions::for_model(model.config())
+    };
+    side_by_side(&model, &options, &texts, 3);
+}
+
+#[test]
+fn what_cells_will_take_is_known_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    damaged::Sketch::sound().write(&path);
+    let model = load(&path);
+    let options = SessionOptions {
+        n_ctx: 2048,
+        n_seq: 3,
+        ..SessionOptions::for_model(model.config())
+    };
+    let mut session = Session::new(&model, &options).unwrap();
+    let used = |session: &Session<'_>| session.spread().device_bytes;
+    let take = |session: &mut Session<'_>, sequence: SequenceId, n: usize| {
+        let tokens = vec![1; n];
+        let (before, growth) = (used(session), session.growth_bytes(sequence, n));
+        let part = Part {
+            sequence,
+            tokens: &tokens,
+            origin: TokenOrigin::Prompt,
+            wants_logits: false,
+        };
+        session.step(&[part], &mut |_, _| {}).unwrap();
+        assert_eq!(used(session) - before, growth, "{n} tokens");
+        growth
+    };
+    let one = session.create();
+    let block = take(&mut session, one, 1);
+    assert!(block > 0);
+    assert_eq!(take(&mut session, one, BLOCK_CELLS - 1), 0);
+    assert_eq!(take(&mut session, one, 2 * BLOCK_CELLS - 56), 2 * block);
+    // What is shared is copied when it is written to, whole blocks are not.
+    let (two, kept) = session.branch(one, BLOCK_CELLS + 10);
+    assert_eq!(kept, BLOCK_CELLS + 10);
+    assert_eq!(take(&mut session, two, 3), block);
+    assert_eq!(take(&mut session, one, 3), 0);
+    // The first block is both's.
+    assert!(session.forget(one));
+    assert_eq!(used(&session), 2 * block);
+    assert!(session.forget(two));
+    assert_eq!(used(&session), 0);
+    // Two more sequences may each leave a block begun.
+    assert_eq!(session.kv_bytes(), (2048 / BLOCK_CELLS as u64 + 2) * block);
+}

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod load;
 mod machine;
 mod ptx;
 mod synth;
@@ -29,6 +30,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Measures how fast memory is read, with one thread and with several
     Bandwidth(BandwidthArgs),
+    /// Serves a model, and asks it from many clients: speed, waits, and whether answers are those of the same prompts alone
+    Load(load::LoadArgs),
     /// Compiles the CUDA kernels to PTX, beside their sources
     Ptx(ptx::PtxArgs),
     /// Writes a model file in the shape of a known model, with random weights
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(args) => bench::run(&args),
         Command::Bandwidth(args) => bandwidth(&args),
+        Command::Load(args) => load::run(&args),
         Command::Ptx(args) => ptx::run(&args),
         Command::Synth(args) => synth::run(&args),
     };

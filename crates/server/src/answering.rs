@@ -98,9 +98,8 @@ impl<'t, I: Copy> Answering<'t, I> {
         })
     }
 
-    /// Whether anybody hears it is asked before each token.
     pub fn tell(&self, event: Event) {
-        let _ = self.job.reply.send(event);
+        self.job.reply.send(event);
     }
 
     /// Its turn has come, with so many tokens that have cells.
@@ -167,8 +166,17 @@ impl<'t, I: Copy> Answering<'t, I> {
             return Ok(Some(finish));
         }
         let of_tokens = self.writer.of_tokens(logits);
-        let chosen = self.writer.choose(logits, &mut self.job.sampler);
+        let allowed = match &mut self.job.constraint {
+            Some(constraint) => constraint.mask(of_tokens)?,
+            None => of_tokens,
+        };
+        let chosen = self.writer.choose(allowed, &mut self.job.sampler);
         let chosen = chosen.map_err(refusal)?;
+        if chosen.finish.is_none()
+            && let Some(constraint) = &mut self.job.constraint
+        {
+            constraint.take(chosen.token)?;
+        }
         self.first.get_or_insert(now);
         self.timing.generated_tokens += 1;
         self.timing.decode_s = since(self.first);
@@ -181,6 +189,10 @@ impl<'t, I: Copy> Answering<'t, I> {
             self.piece.tokens.push((chosen.token, of));
         }
         self.piece.text.push_str(chosen.text);
+        let mark = self.job.marks.iter().find(|(id, _)| *id == chosen.token);
+        if let Some((_, text)) = mark {
+            self.piece.text.push_str(text);
+        }
         let finish = chosen.finish;
         if finish.is_none() {
             self.tokens.push(chosen.token);

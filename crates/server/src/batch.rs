@@ -99,8 +99,7 @@ impl<'t, S: Sequences> Batch<'t, S> {
         match Answering::new(job, number, tokenizer, self.state.n_ctx) {
             Ok(answering) => self.waiting.push(answering),
             Err((job, error)) => {
-                // Who left need not be told.
-                let _ = job.reply.send(Event::Failed(error));
+                job.reply.send(Event::Failed(error));
                 self.state.metrics.count_outcome(Outcome::Failed);
             }
         }
@@ -124,6 +123,7 @@ impl<'t, S: Sequences> Batch<'t, S> {
             device_bytes: bytes.device,
             host_bytes: bytes.host,
             bytes_max: bytes.most,
+            gate: self.sequences.gate(),
         }
     }
 

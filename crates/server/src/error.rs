@@ -126,6 +126,12 @@ impl ApiError {
         .coded("model_not_found")
     }
 
+    /// What the model is not for.
+    pub fn no_embeddings() -> Self {
+        let message = "this model makes no embeddings: it was made to continue text";
+        Self::invalid(message).coded("unsupported_model")
+    }
+
     pub fn unknown_path() -> Self {
         let message = "there is nothing at this path";
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
@@ -165,6 +171,10 @@ impl ApiError {
         Self::internal("the answer ended early")
     }
 
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// As in a body.
     pub fn json(&self) -> Value {
         json!({"error": {
@@ -178,7 +188,15 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = json_response(self.status, &self.json());
+        let json = self.json();
+        self.respond(&json)
+    }
+}
+
+impl ApiError {
+    /// A response whose body says it as some API does.
+    pub fn respond(&self, json: &Value) -> Response {
+        let mut response = json_response(self.status, json);
         let retry = matches!(
             self.status,
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE

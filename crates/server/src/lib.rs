@@ -16,18 +16,27 @@ mod answer;
 mod answering;
 mod auth;
 mod batch;
+mod constraint;
+mod conversation;
 mod error;
 mod fields;
 mod kept;
 pub mod limits;
 mod listener;
+mod messages;
 mod metrics;
+mod page;
 mod prepare;
 mod queue;
+mod read;
+mod responses;
 mod routes;
 mod signals;
+mod spoken;
 mod state;
+mod status;
 mod stream;
+mod tools;
 mod worker;
 
 use std::future::Future;
@@ -98,7 +107,8 @@ pub fn run<S: Sequences>(
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error> {
     let n_ctx = options.n_ctx.min(sequences.n_ctx());
-    let state = Arc::new(State::new(served, options, n_ctx));
+    let state = State::new(served, options, n_ctx).map_err(Error::Thread)?;
+    let state = Arc::new(state);
     thread::scope(|scope| {
         let http = {
             let state = Arc::clone(&state);

@@ -35,6 +35,12 @@ pub const PREPARING_MAX: usize = 2;
 /// Likeliest tokens listed for each token: the API's own bound.
 pub const TOP_LOGPROBS_MAX: i64 = 20;
 
+/// Answers to one prompt.
+pub const CHOICES_MAX: i64 = 16;
+
+/// Lists and objects of a schema in one another.
+pub const SCHEMA_DEPTH_MAX: usize = 64;
+
 /// Biased tokens of a request: each costs a step for each token.
 pub const LOGIT_BIAS_MAX: usize = 1024;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use axum::http::StatusCode;
-use engine::generate::Timing;
+use engine::generate::{GateNow, Timing};
 
 use crate::state::State;
 
@@ -68,6 +68,19 @@ pub struct Live {
     pub device_bytes: u64,
     pub host_bytes: u64,
     pub bytes_max: u64,
+    /// The CPU's share of cells in host memory, where there may be any.
+    pub gate: Option<GateNow>,
+}
+
+/// Some of the counts.
+#[derive(Debug, Clone, Copy)]
+pub struct Counts {
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
+    pub generated_tokens: u64,
+    /// Requests with an answer, and the others that came to their turn.
+    pub done: u64,
+    pub ended_early: u64,
 }
 
 fn add(counter: &AtomicU64, n: u64) {
@@ -85,6 +98,18 @@ fn us(seconds: f64) -> u64 {
 impl Metrics {
     pub fn set_live(&self, live: Live) {
         *self.live.lock().unwrap_or_else(PoisonError::into_inner) = live;
+    }
+
+    pub fn counts(&self) -> Counts {
+        let all: u64 = self.outcomes.iter().map(get).sum();
+        let done = get(&self.outcomes[0]);
+        Counts {
+            prompt_tokens: get(&self.prompt_tokens),
+            cached_tokens: get(&self.cached_tokens),
+            generated_tokens: get(&self.generated_tokens),
+            done,
+            ended_early: all - done,
+        }
     }
 
     pub fn live(&self) -> Live {

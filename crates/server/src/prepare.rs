@@ -1,17 +1,19 @@
 //! From a request's body to tokens and settings.
 
-use std::time::SystemTime;
-
 use engine::sampler::{Sampler, SamplerError, SamplerParams};
 use engine::stop::Stopper;
-use engine::template::{ChatRequest, GenerationPrompt, TemplateError};
 use engine::tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
 use serde_json::{Map, Value, json};
 
-use crate::Served;
+use crate::answer::Usage;
+use crate::constraint::{Constraint, Rule};
+use crate::conversation::{Conversation, Written};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::limits;
+use crate::read::Expected;
+use crate::state::State;
+use crate::{messages, responses};
 
 /// What is asked for, in which form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +22,10 @@ pub enum Form {
     Chat,
     /// `/v1/completions`
     Text,
+    /// `/v1/responses`
+    Responses,
+    /// `/v1/messages`
+    Messages,
 }
 
 /// A request that makes sense.
@@ -28,9 +34,21 @@ pub struct Prepared {
     pub prompt: Vec<u32>,
     pub tokens_max: Option<usize>,
     pub stop: Vec<String>,
-    pub sampler: Sampler,
+    /// What each of the answers has of its own.
+    pub choices: Vec<Own>,
     pub logprobs: Option<usize>,
+    pub expected: Expected,
     pub delivery: Delivery,
+    pub usage: Usage,
+    /// The request, for answers that repeat parts of it.
+    pub asked: Map<String, Value>,
+}
+
+/// What is one answer's own.
+#[derive(Debug)]
+pub struct Own {
+    pub sampler: Sampler,
+    pub constraint: Option<Constraint>,
 }
 
 /// How the answer is sent.
@@ -39,28 +57,18 @@ pub enum Delivery {
     /// When it is complete.
     Whole,
     /// As it comes.
-    Streamed(Usage),
-}
-
-/// Whether a stream ends with what was used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Usage {
-    Told,
-    Untold,
+    Streamed,
 }
 
 /// Fields that would change the answer, and that nothing here heeds yet.
-const UNSUPPORTED: [&str; 12] = [
+const UNSUPPORTED: [&str; 9] = [
     "audio",
     "best_of",
     "echo",
     "function_call",
     "functions",
-    "grammar",
-    "guided_json",
-    "guided_grammar",
-    "json_schema",
     "prediction",
+    "previous_response_id",
     "suffix",
     "web_search_options",
 ];
@@ -75,15 +83,91 @@ pub fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
 }
 
 /// Reads a request.
-pub fn prepare(
-    form: Form,
-    body: &[u8],
-    served: &Served,
-    n_ctx: usize,
-) -> Result<Prepared, ApiError> {
+pub fn prepare(form: Form, body: &[u8], state: &State) -> Result<Prepared, ApiError> {
     let object = object(body)?;
     let fields = Fields(&object);
-    check_model(fields, served)?;
+    check_model(fields, state)?;
+    check_supported(fields)?;
+    let n = fields.integer("n", 1, limits::CHOICES_MAX)?.unwrap_or(1);
+
+    let sampling = sampling(fields, &state.served.sampling)?;
+    let stop = fields.texts(match form {
+        Form::Messages => "stop_sequences",
+        _ => "stop",
+    })?;
+    Stopper::new(&[], &stop, None).map_err(|e| ApiError::field("stop", e.to_string()))?;
+    let logprobs = match form {
+        Form::Chat => chat_logprobs(fields)?,
+        Form::Text => fields.integer("logprobs", 0, limits::TOP_LOGPROBS_MAX)?,
+        Form::Responses | Form::Messages => None,
+    };
+    let delivery = if fields.flag("stream")? {
+        Delivery::Streamed
+    } else {
+        Delivery::Whole
+    };
+
+    let mut rule = rule(form, fields)?;
+    let Written { tokens, expected } = match form {
+        Form::Text => Written {
+            tokens: text_prompt(fields, &state.served.tokenizer)?,
+            expected: Expected::default(),
+        },
+        Form::Chat => conversation(Conversation::of_chat(fields)?, &mut rule, state)?,
+        Form::Responses => conversation(responses::conversation(fields)?, &mut rule, state)?,
+        Form::Messages => conversation(messages::conversation(fields)?, &mut rule, state)?,
+    };
+    if tokens.is_empty() {
+        return Err(ApiError::invalid("the prompt has no tokens"));
+    }
+    if tokens.len() >= state.n_ctx {
+        return Err(ApiError::too_long(tokens.len(), state.n_ctx));
+    }
+    let constraint = match &rule {
+        Some((name, rule)) => Some(state.grammars.constraint(name, rule)?),
+        None => None,
+    };
+    let own = |i: i64| {
+        // Each answer has its own random numbers.
+        let params = SamplerParams {
+            seed: sampling.seed.wrapping_add(i as u64),
+            ..sampling.clone()
+        };
+        Ok(Own {
+            sampler: Sampler::new(params, state.served.tokenizer.n_vocab())
+                .map_err(bad_sampling)?,
+            constraint: constraint.as_ref().and_then(Constraint::copy),
+        })
+    };
+    Ok(Prepared {
+        prompt: tokens,
+        tokens_max: tokens_max(form, fields)?,
+        stop,
+        choices: (0..n).map(own).collect::<Result<_, ApiError>>()?,
+        logprobs: logprobs.map(|n| n as usize),
+        expected,
+        delivery,
+        usage: match fields.object("stream_options")? {
+            Some(options) if options.flag("include_usage")? => Usage::Told,
+            _ => Usage::Untold,
+        },
+        asked: object,
+    })
+}
+
+/// Writes a conversation. A call that is to be made is a rule, too.
+fn conversation(
+    conversation: Conversation,
+    rule: &mut Option<(&'static str, Rule)>,
+    state: &State,
+) -> Result<Written, ApiError> {
+    if let Some(call) = conversation.tools.rule(&state.style) {
+        *rule = Some(("tools", call));
+    }
+    conversation.write(&state.served)
+}
+
+fn check_supported(fields: Fields<'_>) -> Result<(), ApiError> {
     for name in UNSUPPORTED {
         // What is switched off or empty asks for nothing.
         let asks = match fields.get(name) {
@@ -97,75 +181,103 @@ pub fn prepare(
             return Err(ApiError::unsupported(name, message));
         }
     }
-    if fields.integer("n", 1, i64::MAX)?.is_some_and(|n| n > 1) {
-        let message = "'n': one answer a request is supported";
-        return Err(ApiError::unsupported("n", message));
+    Ok(())
+}
+
+/// The most tokens of an answer. More than the context holds is as good as no limit.
+fn tokens_max(form: Form, fields: Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let names: &[&str] = match form {
+        Form::Chat | Form::Text => &["max_completion_tokens", "max_tokens"],
+        Form::Responses => &["max_output_tokens"],
+        Form::Messages => &["max_tokens"],
+    };
+    for name in names {
+        if let Some(n) = fields.integer(name, 1, i64::MAX)? {
+            return Ok(Some(usize::try_from(n).unwrap_or(usize::MAX)));
+        }
     }
-    if let Some(format) = fields.object("response_format")?
-        && format.text("type")? != Some("text")
+    Ok(None)
+}
+
+/// What the answer has to follow, and which field says so.
+fn rule(form: Form, fields: Fields<'_>) -> Result<Option<(&'static str, Rule)>, ApiError> {
+    let (name, format) = match form {
+        Form::Responses => {
+            let text = fields.object("text")?;
+            let format = text.map(|text| text.object("format")).transpose()?;
+            ("text.format", format.flatten())
+        }
+        Form::Messages => ("output_format", fields.object("output_format")?),
+        Form::Chat | Form::Text => ("response_format", fields.object("response_format")?),
+    };
+    if let Some(format) = format
+        && let Some(rule) = format_rule(name, format)?
     {
-        let message = "'response_format': only type 'text' is supported";
-        return Err(ApiError::unsupported("response_format", message));
+        return Ok(Some((name, rule)));
     }
+    for name in ["json_schema", "guided_json"] {
+        match fields.get(name) {
+            None => {}
+            // As a text, too.
+            Some(Value::String(text)) => {
+                let schema = serde_json::from_str(text)
+                    .map_err(|e| ApiError::field(name, format!("'{name}' is not JSON: {e}")))?;
+                return Ok(Some((name, Rule::Schema(schema))));
+            }
+            Some(schema) => return Ok(Some((name, schema_rule(name, schema)?))),
+        }
+    }
+    if let Some(regex) = fields.text("guided_regex")? {
+        return Ok(Some(("guided_regex", Rule::Regex(regex.to_owned()))));
+    }
+    for name in ["grammar", "guided_grammar"] {
+        match fields.text(name)? {
+            None | Some("") => {}
+            Some(grammar) if grammar.contains("::=") => {
+                let message = format!("'{name}': expected a grammar in Lark, not in GBNF");
+                return Err(ApiError::unsupported(name, message));
+            }
+            Some(grammar) => return Ok(Some((name, Rule::Lark(grammar.to_owned())))),
+        }
+    }
+    Ok(None)
+}
 
-    let sampling = sampling(fields, &served.sampling)?;
-    let sampler = Sampler::new(sampling, served.tokenizer.n_vocab()).map_err(bad_sampling)?;
-    let stop = fields.texts("stop")?;
-    Stopper::new(&[], &stop, None).map_err(|e| ApiError::field("stop", e.to_string()))?;
-    let max = |name| fields.integer(name, 1, i64::MAX);
-    let tokens_max = match max("max_completion_tokens")? {
-        Some(n) => Some(n),
-        None => max("max_tokens")?,
-    };
-    let logprobs = match form {
-        Form::Chat => chat_logprobs(fields)?,
-        Form::Text => fields.integer("logprobs", 0, limits::TOP_LOGPROBS_MAX)?,
-    };
-    let delivery = delivery(fields)?;
+fn format_rule(name: &str, format: Fields<'_>) -> Result<Option<Rule>, ApiError> {
+    match format.text("type")? {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(Rule::Schema(json!({"type": "object"})))),
+        Some("json_schema") => {
+            // Here, or one further down, as the API has it.
+            let inner = format.object("json_schema")?.unwrap_or(format);
+            let Some(schema) = inner.get("schema") else {
+                let message = format!("'{name}': expected a 'schema'");
+                return Err(ApiError::field(name, message));
+            };
+            schema_rule(name, schema).map(Some)
+        }
+        _ => {
+            let message = format!("'{name}': expected type 'text', 'json_object' or 'json_schema'");
+            Err(ApiError::field(name, message))
+        }
+    }
+}
 
-    let prompt = match form {
-        Form::Chat => chat_prompt(fields, served)?,
-        Form::Text => text_prompt(fields, &served.tokenizer)?,
-    };
-    if prompt.is_empty() {
-        return Err(ApiError::invalid("the prompt has no tokens"));
+fn schema_rule(name: &str, schema: &Value) -> Result<Rule, ApiError> {
+    if schema.is_object() || schema.is_boolean() {
+        return Ok(Rule::Schema(schema.clone()));
     }
-    if prompt.len() >= n_ctx {
-        return Err(ApiError::too_long(prompt.len(), n_ctx));
-    }
-    Ok(Prepared {
-        prompt,
-        // More than the context holds is as good as no limit.
-        tokens_max: tokens_max.map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
-        stop,
-        sampler,
-        logprobs: logprobs.map(|n| n as usize),
-        delivery,
-    })
+    let message = format!("'{name}': expected a schema, which is an object");
+    Err(ApiError::field(name, message))
 }
 
 /// Refuses a model that is not here. Without a name the one that is here is meant.
-fn check_model(fields: Fields<'_>, served: &Served) -> Result<(), ApiError> {
+pub fn check_model(fields: Fields<'_>, state: &State) -> Result<(), ApiError> {
+    let id = &state.served.id;
     match fields.text("model")? {
-        Some(name) if name != served.id => Err(ApiError::unknown_model(name, &served.id)),
+        Some(name) if name != id => Err(ApiError::unknown_model(name, id)),
         _ => Ok(()),
     }
-}
-
-fn delivery(fields: Fields<'_>) -> Result<Delivery, ApiError> {
-    let options = fields.object("stream_options")?;
-    if !fields.flag("stream")? {
-        return Ok(Delivery::Whole);
-    }
-    let told = match options {
-        Some(options) => options.flag("include_usage")?,
-        None => false,
-    };
-    Ok(Delivery::Streamed(if told {
-        Usage::Told
-    } else {
-        Usage::Untold
-    }))
 }
 
 fn chat_logprobs(fields: Fields<'_>) -> Result<Option<i64>, ApiError> {
@@ -286,129 +398,4 @@ pub fn token_ids(name: &str, ids: &[Value], tokenizer: &Tokenizer) -> Result<Vec
         })
     };
     ids.iter().map(id).collect()
-}
-
-/// The conversation as the model's template writes it.
-fn chat_prompt(fields: Fields<'_>, served: &Served) -> Result<Vec<u32>, ApiError> {
-    let Some(template) = &served.template else {
-        let message = "this model has no chat template; /v1/completions continues a text";
-        return Err(ApiError::invalid(message));
-    };
-    let given = fields.list("messages")?.unwrap_or_default();
-    if given.is_empty() {
-        let message = "'messages': expected a list of at least one message";
-        return Err(ApiError::field("messages", message));
-    }
-    let messages = given
-        .iter()
-        .enumerate()
-        .map(|(index, message)| usual_message(index, message))
-        .collect::<Result<Vec<_>, _>>()?;
-    let mut variables = match fields.object("chat_template_kwargs")? {
-        Some(variables) => variables.0.clone(),
-        None => Map::new(),
-    };
-    // Templates that know it call it the same.
-    if let Some(effort) = fields.text("reasoning_effort")? {
-        variables.insert("reasoning_effort".to_owned(), json!(effort));
-    }
-    let text = template
-        .render(&ChatRequest {
-            messages: &messages,
-            tools: tools(fields)?,
-            generation_prompt: GenerationPrompt::Add,
-            variables,
-            now: SystemTime::now(),
-        })
-        .map_err(|error| {
-            let what = match error {
-                TemplateError::Refused { message } => format!("refuses these messages: {message}"),
-                TemplateError::Render { why, place } => format!("fails: {why}{place}"),
-                TemplateError::Endless { place } => format!("does not come to an end{place}"),
-                error => format!("cannot be used: {error}"),
-            };
-            ApiError::field("messages", format!("the model's chat template {what}"))
-        })?;
-    served
-        .tokenizer
-        .encode(text, EncodeOptions::CHAT)
-        .map_err(bad_text)
-}
-
-/// Tools that the template shows to the model. What the model says of them stays text.
-fn tools<'a>(fields: Fields<'a>) -> Result<&'a [Value], ApiError> {
-    let tools = fields.list("tools")?.unwrap_or_default();
-    if tools.iter().any(|tool| !tool.is_object()) {
-        let message = "'tools': expected a list of objects";
-        return Err(ApiError::field("tools", message));
-    }
-    match fields.get("tool_choice") {
-        None => Ok(tools),
-        Some(Value::String(choice)) if choice == "auto" => Ok(tools),
-        Some(Value::String(choice)) if choice == "none" => Ok(&[]),
-        Some(_) => {
-            let message = "'tool_choice': 'auto' and 'none' are supported; a call cannot be enforced, and calls are not taken out of the text yet";
-            Err(ApiError::unsupported("tool_choice", message))
-        }
-    }
-}
-
-/// A message as templates expect it: plain text, arguments of calls as objects, and the roles that they know.
-fn usual_message(index: usize, message: &Value) -> Result<Value, ApiError> {
-    let name = |rest: &str| format!("messages[{index}]{rest}");
-    let Some(object) = message.as_object() else {
-        let message = format!("'{}': expected an object", name(""));
-        return Err(ApiError::field(name(""), message));
-    };
-    let mut object = object.clone();
-    let role = match object.get("role").and_then(Value::as_str) {
-        Some("developer") => "system",
-        Some(role @ ("system" | "user" | "assistant" | "tool")) => role,
-        _ => {
-            let message = format!(
-                "'{}': expected system, developer, user, assistant or tool",
-                name(".role")
-            );
-            return Err(ApiError::field(name(".role"), message));
-        }
-    };
-    let role = json!(role);
-    let content = match object.get("content") {
-        Some(Value::String(text)) => json!(text),
-        Some(Value::Array(parts)) => {
-            let texts = parts.iter().map(|part| {
-                let is_text = part.get("type").and_then(Value::as_str) == Some("text");
-                part.get("text").and_then(Value::as_str).filter(|_| is_text)
-            });
-            let text: Option<String> = texts.collect();
-            json!(text.ok_or_else(|| {
-                let message = format!(
-                    "'{}': only parts of type 'text' are supported",
-                    name(".content")
-                );
-                ApiError::unsupported(&name(".content"), message)
-            })?)
-        }
-        // An answer that was nothing but calls.
-        None | Some(Value::Null) if object.contains_key("tool_calls") => json!(""),
-        _ => {
-            let message = format!("'{}': expected a text", name(".content"));
-            return Err(ApiError::field(name(".content"), message));
-        }
-    };
-    object.insert("role".to_owned(), role);
-    object.insert("content".to_owned(), content);
-    if let Some(calls) = object.get_mut("tool_calls").and_then(Value::as_array_mut) {
-        for call in calls {
-            let arguments = call.pointer_mut("/function/arguments");
-            if let Some(arguments) = arguments
-                && let Some(parsed) = arguments
-                    .as_str()
-                    .and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok())
-            {
-                *arguments = Value::Object(parsed);
-            }
-        }
-    }
-    Ok(Value::Object(object))
 }

@@ -1,7 +1,7 @@
 //! Requests that wait for the thread that computes.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use engine::sampler::Sampler;
@@ -9,6 +9,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 
 use crate::answering::Event;
+use crate::constraint::Constraint;
 use crate::error::ApiError;
 
 /// A request that is ready to be computed.
@@ -21,8 +22,31 @@ pub struct Job {
     /// How many of the likeliest tokens are listed for each token; `None`: probabilities are not asked for.
     pub logprobs: Option<usize>,
     pub deadline: Instant,
-    /// Where events go. Closed: the client left.
-    pub reply: UnboundedSender<Event>,
+    /// What the answer has to follow.
+    pub constraint: Option<Constraint>,
+    /// Control tokens whose text is shown.
+    pub marks: Arc<Vec<(u32, &'static str)>>,
+    pub reply: Reply,
+}
+
+/// Where the events of one of a request's answers go.
+#[derive(Debug, Clone)]
+pub struct Reply {
+    pub choice: usize,
+    pub sender: UnboundedSender<(usize, Event)>,
+}
+
+impl Reply {
+    /// Tells the client, if it is still there.
+    pub fn send(&self, event: Event) {
+        // Whether anybody hears it is asked before each token.
+        let _ = self.sender.send((self.choice, event));
+    }
+
+    /// Whether the client left.
+    pub fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
 }
 
 /// First in, first out, and not more than so many.
@@ -102,8 +126,7 @@ impl Queue {
             std::mem::take(&mut inner.jobs)
         };
         for job in waiting {
-            // Who left need not be told.
-            let _ = job.reply.send(Event::Failed(ApiError::ending()));
+            job.reply.send(Event::Failed(ApiError::ending()));
         }
         self.changed.notify_all();
         self.closed.send_replace(true);
@@ -132,8 +155,8 @@ mod tests {
     use engine::sampler::SamplerParams;
     use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-    fn job(token: u32) -> (Job, UnboundedReceiver<Event>) {
-        let (reply, events) = unbounded_channel();
+    fn job(token: u32) -> (Job, UnboundedReceiver<(usize, Event)>) {
+        let (sender, events) = unbounded_channel();
         let job = Job {
             prompt: vec![token],
             tokens_max: None,
@@ -141,7 +164,9 @@ mod tests {
             sampler: Sampler::new(SamplerParams::greedy(), 4).unwrap(),
             logprobs: None,
             deadline: Instant::now(),
-            reply,
+            constraint: None,
+            marks: Arc::new(Vec::new()),
+            reply: Reply { choice: 0, sender },
         };
         (job, events)
     }
@@ -169,7 +194,10 @@ mod tests {
         let (one, mut events) = job(1);
         queue.push(one).unwrap();
         queue.close();
-        assert_eq!(events.try_recv(), Ok(Event::Failed(ApiError::ending())));
+        assert_eq!(
+            events.try_recv(),
+            Ok((0, Event::Failed(ApiError::ending())))
+        );
         assert!(queue.take().is_none());
         let (late, _events) = job(2);
         assert_eq!(queue.push(late).unwrap_err(), ApiError::ending());

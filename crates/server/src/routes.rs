@@ -19,16 +19,20 @@ use serde_json::json;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{sleep, timeout, timeout_at};
 
-use crate::answer::Answer;
-use crate::answering::{Event, Piece};
+use crate::answer::{Answer, Kind, Telling};
+use crate::answering::Event;
 use crate::auth;
 use crate::error::{ApiError, Error, json_response};
 use crate::fields::Fields;
 use crate::limits;
 use crate::listener::Limited;
-use crate::prepare::{Delivery, Form, object, prepare, token_ids};
-use crate::queue::Job;
+use crate::messages::{Message, error_json as messages_error};
+use crate::page;
+use crate::prepare::{Delivery, Form, Prepared, check_model, object, prepare, token_ids};
+use crate::queue::{self, Job};
+use crate::responses::Response as Reply;
 use crate::state::{State, unix_s};
+use crate::status;
 use crate::stream::Events;
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -78,13 +82,29 @@ fn router(state: Arc<State>) -> Router {
     let wrong_method = || async { ApiError::wrong_method() };
     let open = Router::new()
         .route("/health", get(health))
+        .merge(
+            // The page itself tells nothing: what it shows it asks for, with the key if there is one.
+            Router::new()
+                .route("/", get(page::index))
+                .route("/page.css", get(page::style))
+                .route("/page.js", get(page::script))
+                .layer(middleware::from_fn_with_state(
+                    Arc::clone(&state),
+                    guard_name,
+                )),
+        )
         .method_not_allowed_fallback(wrong_method);
     let guarded = Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completion))
+        .route("/v1/responses", post(responses))
+        .route("/v1/messages", post(messages))
+        .route("/v1/messages/count_tokens", post(count_tokens))
+        .route("/v1/embeddings", post(embeddings))
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
         .route("/v1/plan", get(plan))
+        .route("/v1/status", get(status))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/metrics", get(metrics))
@@ -103,6 +123,20 @@ async fn guard(
 ) -> Result<Response> {
     let options = &state.options;
     auth::check(options.key.as_ref(), options.hosts, request.headers())?;
+    Ok(next.run(request).await)
+}
+
+/// The same for who needs no key, but must call the server by its name.
+async fn guard_name(
+    Shared(state): Shared<Arc<State>>,
+    request: Request,
+    next: Next,
+) -> Result<Response> {
+    auth::check_name(
+        state.options.key.as_ref(),
+        state.options.hosts,
+        request.headers(),
+    )?;
     Ok(next.run(request).await)
 }
 
@@ -127,6 +161,10 @@ async fn metrics(Shared(state): Shared<Arc<State>>) -> Response {
 
 async fn plan(Shared(state): Shared<Arc<State>>) -> Response {
     json_response(StatusCode::OK, &state.served.plan)
+}
+
+async fn status(Shared(state): Shared<Arc<State>>) -> Response {
+    json_response(StatusCode::OK, &status::json(&state))
 }
 
 fn model_json(state: &State) -> serde_json::Value {
@@ -160,6 +198,39 @@ async fn chat(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Res
 
 async fn completion(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response> {
     generate(Form::Text, state, request).await
+}
+
+async fn responses(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response> {
+    generate(Form::Responses, state, request).await
+}
+
+async fn messages(Shared(state): Shared<Arc<State>>, request: Request) -> Response {
+    let answered = generate(Form::Messages, state, request).await;
+    answered.unwrap_or_else(|error| error.respond(&messages_error(&error)))
+}
+
+/// How many tokens a request to the Messages API has.
+async fn count_tokens(Shared(state): Shared<Arc<State>>, request: Request) -> Response {
+    let counted = async {
+        let body = body(request, &state).await?;
+        aside(move || {
+            let prepared = prepare(Form::Messages, &body, &state)?;
+            Ok(json!({"input_tokens": prepared.prompt.len()}))
+        })
+        .await
+    };
+    match counted.await {
+        Ok(count) => json_response(StatusCode::OK, &count),
+        Err(error) => error.respond(&messages_error(&error)),
+    }
+}
+
+/// Models that are served continue text.
+async fn embeddings(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response> {
+    let body = body(request, &state).await?;
+    let object = object(&body)?;
+    check_model(Fields(&object), &state)?;
+    Err(ApiError::no_embeddings())
 }
 
 /// The body of a request, which says that it is JSON: a page from elsewhere can send other kinds without being asked.
@@ -216,39 +287,74 @@ async fn generate(form: Form, state: Arc<State>, request: Request) -> Result<Res
     let body = body(request, &state).await?;
     let prepared = {
         let state = Arc::clone(&state);
-        aside(move || prepare(form, &body, &state.served, state.n_ctx)).await?
+        aside(move || prepare(form, &body, &state)).await?
     };
-    let prefix = match form {
-        Form::Chat => "chatcmpl",
-        Form::Text => "cmpl",
+    let Prepared {
+        prompt,
+        tokens_max,
+        stop,
+        choices,
+        logprobs,
+        expected,
+        delivery,
+        usage,
+        asked,
+    } = prepared;
+    let looks_for_calls = !expected.tools.is_empty() || expected.has_channels;
+    let (model, now) = (state.served.id.clone(), unix_s());
+    let id = |prefix| state.answer_id(prefix);
+    let of_text = |kind, id| {
+        let with_logprobs = logprobs.is_some();
+        let n = choices.len();
+        Answer::new(
+            kind,
+            id,
+            now,
+            model.clone(),
+            usage,
+            with_logprobs,
+            &expected,
+            n,
+        )
     };
-    let answer = Answer::new(
-        form,
-        state.answer_id(prefix),
-        unix_s(),
-        state.served.id.clone(),
-    );
-    let with_logprobs = prepared.logprobs.is_some();
-    let (reply, mut events) = unbounded_channel();
-    state.queue.push(Job {
-        prompt: prepared.prompt,
-        tokens_max: prepared.tokens_max,
-        stop: prepared.stop,
-        sampler: prepared.sampler,
-        logprobs: prepared.logprobs,
-        deadline,
-        reply,
-    })?;
+    let mut telling: Box<dyn Telling> = match form {
+        Form::Chat => Box::new(of_text(Kind::Chat, id("chatcmpl"))),
+        Form::Text => Box::new(of_text(Kind::Text, id("cmpl"))),
+        Form::Responses => Box::new(Reply::new(id("resp"), now, model, asked, expected)),
+        Form::Messages => Box::new(Message::new(id("msg"), model, stop.clone(), expected)),
+    };
+    let (sender, mut events) = unbounded_channel();
+    for (choice, own) in choices.into_iter().enumerate() {
+        state.queue.push(Job {
+            prompt: prompt.clone(),
+            tokens_max,
+            stop: stop.clone(),
+            sampler: own.sampler,
+            logprobs,
+            deadline,
+            constraint: own.constraint,
+            marks: if looks_for_calls {
+                Arc::clone(&state.marks)
+            } else {
+                Arc::default()
+            },
+            reply: queue::Reply {
+                choice,
+                sender: sender.clone(),
+            },
+        })?;
+    }
+    drop(sender);
     // Once it begins, the worker minds the time.
     match timeout_at(deadline.into(), events.recv()).await {
         Err(_) => return Err(ApiError::timeout(state.options.timeout.as_secs())),
         Ok(None) => return Err(ApiError::ended_early()),
-        Ok(Some(Event::Failed(error))) => return Err(error),
+        Ok(Some((_, Event::Failed(error)))) => return Err(error),
         Ok(Some(_)) => {}
     }
-    match prepared.delivery {
-        Delivery::Whole => whole(&state, answer, with_logprobs, events).await,
-        Delivery::Streamed(usage) => Ok(Sse::new(Events::new(state, answer, usage, events))
+    match delivery {
+        Delivery::Whole => whole(&state, &mut *telling, events).await,
+        Delivery::Streamed => Ok(Sse::new(Events::new(state, telling, events))
             .keep_alive(KeepAlive::default())
             .into_response()),
     }
@@ -256,27 +362,25 @@ async fn generate(form: Form, state: Arc<State>, request: Request) -> Result<Res
 
 async fn whole(
     state: &State,
-    mut answer: Answer,
-    with_logprobs: bool,
-    mut events: UnboundedReceiver<Event>,
+    telling: &mut dyn Telling,
+    mut events: UnboundedReceiver<(usize, Event)>,
 ) -> Result<Response> {
-    let mut all = Piece::default();
-    loop {
+    let tokenizer = &state.served.tokenizer;
+    // What would be sent, if it were streamed.
+    let mut sent = Vec::new();
+    while !telling.is_complete() {
         match events.recv().await {
-            Some(Event::Begun) => {}
-            Some(Event::Piece(piece)) => {
-                all.text.push_str(&piece.text);
-                all.tokens.extend(piece.tokens);
+            Some((_, Event::Begun)) => {}
+            Some((choice, Event::Piece(piece))) => {
+                telling.piece(choice, &piece, tokenizer, &mut sent);
             }
-            Some(Event::Done(done)) => {
-                let tokenizer = &state.served.tokenizer;
-                let value = answer.whole(&all, &done, with_logprobs, tokenizer);
-                return Ok(json_response(StatusCode::OK, &value));
-            }
-            Some(Event::Failed(error)) => return Err(error),
+            Some((choice, Event::Done(done))) => telling.done(choice, done, &mut sent),
+            Some((_, Event::Failed(error))) => return Err(error),
             None => return Err(ApiError::ended_early()),
         }
+        sent.clear();
     }
+    Ok(json_response(StatusCode::OK, &telling.whole(tokenizer)))
 }
 
 /// Text to tokens.

@@ -1,10 +1,13 @@
 //! What the threads of the server share.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use crate::constraint::Grammars;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
+use crate::tools::{self, Style};
 use crate::{Options, Served};
 
 /// Everything but the session.
@@ -14,25 +17,39 @@ pub struct State {
     pub options: Options,
     pub n_ctx: usize,
     pub queue: Queue,
+    pub grammars: Grammars,
+    /// How the model writes calls.
+    pub style: Style,
+    /// Control tokens that are shown all the same to whoever looks for calls.
+    pub marks: Arc<Vec<(u32, &'static str)>>,
     pub metrics: Metrics,
     /// Seconds since 1970 at which the server began.
     pub begun_unix_s: u64,
+    pub begun: Instant,
     answers: AtomicU64,
     is_cut: AtomicBool,
 }
 
 impl State {
-    pub fn new(served: Served, options: Options, n_ctx: usize) -> Self {
-        Self {
+    /// # Errors
+    /// If the system would not start a thread.
+    pub fn new(served: Served, options: Options, n_ctx: usize) -> std::io::Result<Self> {
+        let tokenizer = &served.tokenizer;
+        let source = served.template.as_ref().map_or("", |t| t.source());
+        Ok(Self {
+            grammars: Grammars::new(Arc::clone(tokenizer))?,
+            style: Style::of_template(source, tokenizer),
+            marks: Arc::new(tools::marks(tokenizer)),
             queue: Queue::new(options.queue_len),
             served,
             options,
             n_ctx,
             metrics: Metrics::default(),
             begun_unix_s: unix_s(),
+            begun: Instant::now(),
             answers: AtomicU64::new(0),
             is_cut: AtomicBool::new(false),
-        }
+        })
     }
 
     /// A name that no other answer of this server has, and hardly one of another.

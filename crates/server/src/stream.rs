@@ -8,72 +8,67 @@ use std::task::{Context, Poll, ready};
 
 use axum::response::sse;
 use futures_core::Stream;
-use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::answer::Answer;
+use crate::answer::{Sent, Telling};
 use crate::answering::Event;
 use crate::error::ApiError;
-use crate::prepare::Usage;
 use crate::state::State;
 
 /// The events of an answer. Dropping it, as happens when the client leaves, ends the computation.
-#[derive(Debug)]
 pub struct Events {
     state: Arc<State>,
-    answer: Answer,
-    usage: Usage,
-    from_worker: UnboundedReceiver<Event>,
+    telling: Box<dyn Telling>,
+    from_worker: UnboundedReceiver<(usize, Event)>,
     /// Those that are ready to be sent.
-    ready: VecDeque<sse::Event>,
+    ready: VecDeque<Sent>,
     is_complete: bool,
 }
 
 impl Events {
     pub fn new(
         state: Arc<State>,
-        answer: Answer,
-        usage: Usage,
-        from_worker: UnboundedReceiver<Event>,
+        mut telling: Box<dyn Telling>,
+        from_worker: UnboundedReceiver<(usize, Event)>,
     ) -> Self {
-        let mut ready = VecDeque::new();
-        ready.extend(answer.first_chunk().map(|chunk| data(&chunk)));
+        let mut sent = Vec::new();
+        telling.begin(&mut sent);
         Self {
             state,
-            answer,
-            usage,
+            telling,
             from_worker,
-            ready,
+            ready: sent.into(),
             is_complete: false,
         }
     }
 
-    fn take(&mut self, event: Event) {
+    fn take(&mut self, choice: usize, event: Event) {
+        let mut sent = Vec::new();
         match event {
             Event::Begun => {}
             Event::Piece(piece) => {
                 let tokenizer = &self.state.served.tokenizer;
-                self.ready
-                    .push_back(data(&self.answer.text_chunk(&piece, tokenizer)));
+                self.telling.piece(choice, &piece, tokenizer, &mut sent);
             }
             Event::Done(done) => {
-                self.ready.push_back(data(&self.answer.last_chunk(&done)));
-                if self.usage == Usage::Told {
-                    self.ready.push_back(data(&self.answer.usage_chunk(&done)));
-                }
-                self.ready.push_back(sse::Event::default().data("[DONE]"));
-                self.is_complete = true;
+                self.telling.done(choice, done, &mut sent);
+                self.is_complete = self.telling.is_complete();
             }
             Event::Failed(error) => {
-                self.ready.push_back(data(&error.json()));
+                self.telling.failed(&error, &mut sent);
                 self.is_complete = true;
             }
         }
+        self.ready.extend(sent);
     }
 }
 
-fn data(value: &Value) -> sse::Event {
-    sse::Event::default().data(value.to_string())
+fn event(sent: &Sent) -> sse::Event {
+    let event = sse::Event::default().data(&sent.data);
+    match sent.name {
+        Some(name) => event.event(name),
+        None => event,
+    }
 }
 
 impl Stream for Events {
@@ -81,14 +76,15 @@ impl Stream for Events {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
-            if let Some(event) = self.ready.pop_front() {
-                return Poll::Ready(Some(Ok(event)));
+            if let Some(sent) = self.ready.pop_front() {
+                return Poll::Ready(Some(Ok(event(&sent))));
             }
             if self.is_complete {
                 return Poll::Ready(None);
             }
-            let event = ready!(self.from_worker.poll_recv(context));
-            self.take(event.unwrap_or_else(|| Event::Failed(ApiError::ended_early())));
+            let next = ready!(self.from_worker.poll_recv(context));
+            let (choice, event) = next.unwrap_or((0, Event::Failed(ApiError::ended_early())));
+            self.take(choice, event);
         }
     }
 }

@@ -235,11 +235,7 @@ fn what_makes_no_sense_is_refused_in_the_apis_form_and_harms_nobody() {
             "context_length_exceeded",
         ),
         (json!({"messages": user("x"), "model": 3}), "model", ""),
-        (
-            json!({"messages": user("x"), "n": 2}),
-            "n",
-            "unsupported_parameter",
-        ),
+        (json!({"messages": user("x"), "n": 17}), "n", ""),
         (json!({"messages": user("x"), "n": 0}), "n", ""),
         (
             json!({"messages": user("x"), "max_tokens": 0}),
@@ -302,12 +298,12 @@ fn what_makes_no_sense_is_refused_in_the_apis_form_and_harms_nobody() {
         (
             json!({"messages": user("x"), "tool_choice": "required"}),
             "tool_choice",
-            "unsupported_parameter",
+            "",
         ),
         (
-            json!({"messages": user("x"), "response_format": {"type": "json_object"}}),
+            json!({"messages": user("x"), "response_format": {"type": "yaml"}}),
             "response_format",
-            "unsupported_parameter",
+            "",
         ),
         (json!({"messages": user("x"), "tools": [1]}), "tools", ""),
     ];

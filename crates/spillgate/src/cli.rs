@@ -1,5 +1,7 @@
 //! What can be asked on the command line.
 
+use std::path::PathBuf;
+
 use clap::{ArgAction, Args, Parser, Subcommand};
 
 use crate::commands::bench::BenchArgs;
@@ -8,11 +10,13 @@ use crate::commands::eval::EvalArgs;
 use crate::commands::info::InfoArgs;
 use crate::commands::plan::PlanArgs;
 use crate::commands::probe::ProbeArgs;
+use crate::commands::ps::PsArgs;
 use crate::commands::pull::PullArgs;
 use crate::commands::replay::ReplayArgs;
 use crate::commands::run::RunArgs;
 use crate::commands::selftest::SelftestArgs;
 use crate::commands::serve::ServeArgs;
+use crate::commands::shell::{CompletionsArgs, ManArgs};
 use crate::commands::tokenize::TokenizeArgs;
 
 /// Runs language models on this machine
@@ -21,6 +25,7 @@ use crate::commands::tokenize::TokenizeArgs;
     name = "spillgate",
     version,
     propagate_version = true,
+    args_override_self = true,
     after_help = "\
 MODEL is the path of a GGUF file, a known name (see 'spillgate pull'), or
 hf:OWNER/REPO/FILE.gguf; what is missing is fetched into the cache (SPILLGATE_CACHE).
@@ -49,6 +54,9 @@ pub struct Common {
     /// Say more on stderr; twice for details
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub verbose: u8,
+    /// Flags that hold where they are not typed, a section a command [default: spillgate/config.toml in the user's configuration, or the variable SPILLGATE_CONFIG]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -61,10 +69,13 @@ pub enum Command {
     Info(InfoArgs),
     Plan(PlanArgs),
     Probe(ProbeArgs),
+    Ps(PsArgs),
     Replay(ReplayArgs),
     Selftest(SelftestArgs),
     Serve(ServeArgs),
     Tokenize(TokenizeArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 
 mod cli;
 mod commands;
+mod config;
 mod experts;
 mod failure;
 mod flags;
@@ -16,15 +17,20 @@ mod output;
 mod profiles;
 mod progress;
 mod prompt;
+mod running;
 mod settings;
 
+use std::env;
 use std::process::ExitCode;
 
 use clap::Parser;
 use tracing_subscriber::filter::LevelFilter as Level;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
+    let cli = match config::arguments(env::args_os().collect()) {
+        Ok(words) => cli::Cli::parse_from(words),
+        Err(error) => return failure::report(&error),
+    };
     let level = match cli.common.verbose {
         0 => Level::WARN,
         1 => Level::INFO,

@@ -7,7 +7,7 @@ pub mod memory;
 mod sequences;
 mod writer;
 
-pub use sequences::{CacheBytes, Sequences};
+pub use sequences::{CacheBytes, GateNow, Sequences};
 pub use writer::{Chosen, Writer};
 
 use std::ops::ControlFlow;

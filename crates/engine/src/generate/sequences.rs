@@ -1,6 +1,7 @@
 //! What a server needs of a model's state: several sequences that grow side by side.
 
-use crate::session::{Part, SequenceId, Session};
+use crate::session::{Part, SequenceId, Session, Verdict};
+use serde::Serialize;
 use std::fmt::Debug;
 
 /// Bytes of a cache.
@@ -12,6 +13,15 @@ pub struct CacheBytes {
     pub host: u64,
     /// Most in both.
     pub most: u64,
+}
+
+/// The CPU's share of the cells in host memory, as it is now.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct GateNow {
+    /// The share of the present token.
+    pub share: f64,
+    /// What was found, if enough was measured.
+    pub verdict: Option<Verdict>,
 }
 
 /// Sequences of tokens, computed side by side. What comes of one does not depend on the others.
@@ -31,6 +41,8 @@ pub trait Sequences {
     fn computes_alike(&self) -> bool;
     /// What the cache takes.
     fn bytes(&self) -> CacheBytes;
+    /// The CPU's share, where there is one and it is measured.
+    fn gate(&self) -> Option<GateNow>;
     /// Bytes that a sequence takes beside those that it has, for so many tokens more.
     fn growth_bytes(&self, sequence: Self::Id, tokens: usize) -> u64;
     /// A new one, empty.
@@ -78,6 +90,12 @@ impl Sequences for Session<'_> {
             host: spread.host_bytes,
             most: self.kv_bytes(),
         }
+    }
+
+    fn gate(&self) -> Option<GateNow> {
+        let share = self.gate_share()?;
+        let verdict = self.gate_verdict();
+        Some(GateNow { share, verdict })
     }
 
     fn growth_bytes(&self, sequence: SequenceId, tokens: usize) -> u64 {
@@ -128,6 +146,10 @@ impl<S: Sequences> Sequences for &mut S {
 
     fn bytes(&self) -> CacheBytes {
         S::bytes(self)
+    }
+
+    fn gate(&self) -> Option<GateNow> {
+        S::gate(self)
     }
 
     fn growth_bytes(&self, sequence: S::Id, tokens: usize) -> u64 {

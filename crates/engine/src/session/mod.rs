@@ -470,6 +470,11 @@ impl<'m> Session<'m> {
         on!(&self.run, run => run.gate.as_ref().and_then(Gate::finding))
     }
 
+    /// The CPU's share of the tail for the next generated token, where it is measured.
+    pub fn gate_share(&self) -> Option<f64> {
+        on!(&self.run, run => run.gate.as_ref().map(Gate::share))
+    }
+
     /// Where the cells that are there lie now.
     pub fn spread(&self) -> Spread {
         on!(&self.run, run => run.cache.spread())

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use engine::generate::{CacheBytes, Sequences};
+use engine::generate::{CacheBytes, GateNow, Sequences};
 use engine::sampler::SamplerParams;
 use engine::session::{Part, TokenOrigin};
 use engine::template::ChatTemplate;
@@ -53,7 +53,8 @@ fn bytes_tokenizer() -> Tokenizer {
 }
 
 /// A model that knows the alphabet: after a letter comes the next, after z the end. A digit is repeated until the context
-/// is full, `!` is an error of the model and `?` a bug in it; after everything else comes a.
+/// is full, `!` is an error of the model and `?` a bug in it; after everything else comes a. After a prompt with `SAY:..:YAS` it says
+/// what stands there.
 pub struct Alphabet {
     /// Time of a step with a generated token, and of one token of a prompt.
     pub token_ms: u64,
@@ -62,8 +63,30 @@ pub struct Alphabet {
     pub step_max: usize,
     /// Tokens that all sequences have room for.
     pub cells: usize,
-    held: HashMap<u32, Vec<u32>>,
+    held: HashMap<u32, Held>,
     next: u32,
+}
+
+/// A sequence: its tokens, and how many of them came as generated.
+#[derive(Default)]
+struct Held {
+    tokens: Vec<u32>,
+    generated: usize,
+}
+
+impl Held {
+    /// What the prompt wants to hear next.
+    fn said(&self) -> Option<u32> {
+        let bytes = self
+            .tokens
+            .iter()
+            .map(|&token| token.saturating_sub(3) as u8);
+        let text = String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned();
+        let (_, script) = text.split_once("SAY:")?;
+        let (script, _) = script.split_once(":YAS")?;
+        let next = script.as_bytes().get(self.generated);
+        Some(next.map_or(END, |&byte| u32::from(byte) + 3))
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -120,10 +143,14 @@ impl Sequences for Alphabet {
     /// A token is a byte.
     fn bytes(&self) -> CacheBytes {
         CacheBytes {
-            device: self.held.values().map(|held| held.len() as u64).sum(),
+            device: self.held.values().map(|h| h.tokens.len() as u64).sum(),
             host: 0,
             most: self.cells as u64,
         }
+    }
+
+    fn gate(&self) -> Option<GateNow> {
+        None
     }
 
     fn growth_bytes(&self, _: u32, tokens: usize) -> u64 {
@@ -132,14 +159,15 @@ impl Sequences for Alphabet {
 
     fn create(&mut self) -> u32 {
         self.next += 1;
-        self.held.insert(self.next, Vec::new());
+        self.held.insert(self.next, Held::default());
         self.next
     }
 
     fn branch(&mut self, of: u32, n: usize) -> (u32, usize) {
-        let begin = self.held[&of][..n].to_vec();
+        let tokens = self.held[&of].tokens[..n].to_vec();
         let branch = self.create();
-        self.held.insert(branch, begin);
+        let generated = 0;
+        self.held.insert(branch, Held { tokens, generated });
         (branch, n)
     }
 
@@ -163,10 +191,16 @@ impl Sequences for Alphabet {
         assert!(all <= self.step_max, "{all} tokens");
         for (i, part) in parts.iter().enumerate() {
             let held = self.held.get_mut(&part.sequence).expect("it exists");
-            held.extend_from_slice(part.tokens);
-            assert!(held.len() <= self.n_ctx, "the context is minded");
-            let next = part.tokens.iter().map(|&token| after(token)).last();
-            let next = next.expect("something to take")?;
+            held.tokens.extend_from_slice(part.tokens);
+            if part.origin == TokenOrigin::Generated {
+                held.generated += part.tokens.len();
+            }
+            assert!(held.tokens.len() <= self.n_ctx, "the context is minded");
+            let last = *part.tokens.last().expect("something to take");
+            let next = match held.said() {
+                Some(next) => next,
+                None => after(last)?,
+            };
             if part.wants_logits {
                 let mut logits = vec![0.0; N_VOCAB];
                 logits[next as usize] = 10.0;
@@ -222,7 +256,7 @@ pub fn start_model(options: Options, model: Alphabet) -> Running {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (shutdown, asked) = oneshot::channel::<()>();
-    let template = "{% for m in messages %}{{ m.role }} says {{ m.content }}{% endfor %}{% if tools %} with {{ tools|length }} tools {% endif %}";
+    let template = "{# <think></think> #}{% for m in messages %}{{ m.role }} says {{ m.content }}{% endfor %}{% if tools %} with {{ tools|length }} tools {% endif %}";
     let served = Served {
         id: "alphabet".to_owned(),
         tokenizer: Arc::new(bytes_tokenizer()),

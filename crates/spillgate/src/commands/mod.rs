@@ -6,11 +6,13 @@ pub mod eval;
 pub mod info;
 pub mod plan;
 pub mod probe;
+pub mod ps;
 pub mod pull;
 pub mod replay;
 pub mod run;
 pub mod selftest;
 pub mod serve;
+pub mod shell;
 pub mod tokenize;
 
 use std::path::PathBuf;
@@ -35,9 +37,12 @@ pub fn dispatch(cli: &Cli) -> Result<()> {
         Command::Info(args) => info::run(args, common),
         Command::Plan(args) => plan::run(args, common),
         Command::Probe(args) => probe::run(args, common),
+        Command::Ps(args) => ps::run(args, common),
         Command::Selftest(args) => selftest::run(args, common),
         Command::Serve(args) => serve::run(args, common),
         Command::Tokenize(args) => tokenize::run(args, common),
+        Command::Completions(args) => shell::completions(args),
+        Command::Man(args) => shell::man(args),
     }
 }
 

@@ -18,11 +18,12 @@ use crate::cli::Common;
 use crate::failure::{Advised, Interrupted};
 use crate::flags::{ContextFlags, MachineFlags, RecordFlags, SamplingFlags};
 use crate::output::{print_json, println};
+use crate::running::{self, Note};
 use crate::settings::Need;
 use crate::{experts, interrupt, settings};
 
 /// Where a key is looked for that is not typed, which other processes could see.
-const KEY_VARIABLE: &str = "SPILLGATE_API_KEY";
+pub const KEY_VARIABLE: &str = "SPILLGATE_API_KEY";
 
 /// The time that running answers have to come to their end when the server is to end.
 const GRACE: Duration = Duration::from_secs(30);
@@ -156,6 +157,14 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
         model: &id,
         n_ctx: options.n_ctx,
     };
+    let note = Note {
+        pid: std::process::id(),
+        url: ready.url.clone(),
+        model: id.clone(),
+    };
+    // 'spillgate ps' does not find it then, and all else is as it should be.
+    let _left = running::leave(&note)
+        .inspect_err(|error| tracing::warn!("'spillgate ps' will not know of this server: {error}"));
     if common.json {
         print_json(&ready)?;
     } else {
@@ -163,7 +172,7 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
         println(&format!(
             "listening on {url}: model {model}, {n_ctx} tokens of context"
         ))?;
-        eprintln!("clients take {url}/v1 as their base URL; Ctrl-C ends");
+        eprintln!("clients take {url}/v1 as their base URL; {url} is a page to chat and to watch; Ctrl-C ends");
     }
     server::run(
         listener,

@@ -325,7 +325,7 @@ impl Telling for Answer {
                 }
             }
         });
-        let choices = choices.collect();
+        let choices: Value = choices.collect();
         let object = match self.kind {
             Kind::Chat => "chat.completion",
             Kind::Text => "text_completion",

@@ -226,7 +226,7 @@ impl Message {
             Finish::StopString => (
                 Some("stop_sequence"),
                 match &self.stop[..] {
-                    [stop] => Some(stop),
+                    [stop] => Some(stop.as_str()),
                     _ => None,
                 },
             ),

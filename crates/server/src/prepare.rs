@@ -127,7 +127,7 @@ pub fn prepare(form: Form, body: &[u8], state: &State) -> Result<Prepared, ApiEr
         Some((name, rule)) => Some(state.grammars.constraint(name, rule)?),
         None => None,
     };
-    let own = |i: i64| {
+    let own = |i: i64| -> Result<Own, ApiError> {
         // Each answer has its own random numbers.
         let params = SamplerParams {
             seed: sampling.seed.wrapping_add(i as u64),
@@ -143,7 +143,7 @@ pub fn prepare(form: Form, body: &[u8], state: &State) -> Result<Prepared, ApiEr
         prompt: tokens,
         tokens_max: tokens_max(form, fields)?,
         stop,
-        choices: (0..n).map(own).collect::<Result<_, ApiError>>()?,
+        choices: (0..n).map(own).collect::<Result<_, _>>()?,
         logprobs: logprobs.map(|n| n as usize),
         expected,
         delivery,

@@ -211,18 +211,15 @@ async fn messages(Shared(state): Shared<Arc<State>>, request: Request) -> Respon
 
 /// How many tokens a request to the Messages API has.
 async fn count_tokens(Shared(state): Shared<Arc<State>>, request: Request) -> Response {
-    let counted = async {
-        let body = body(request, &state).await?;
-        aside(move || {
-            let prepared = prepare(Form::Messages, &body, &state)?;
-            Ok(json!({"input_tokens": prepared.prompt.len()}))
-        })
-        .await
-    };
-    match counted.await {
-        Ok(count) => json_response(StatusCode::OK, &count),
+    match counted(state, request).await {
+        Ok(tokens) => json_response(StatusCode::OK, &json!({"input_tokens": tokens})),
         Err(error) => error.respond(&messages_error(&error)),
     }
+}
+
+async fn counted(state: Arc<State>, request: Request) -> Result<usize> {
+    let body = body(request, &state).await?;
+    aside(move || Ok(prepare(Form::Messages, &body, &state)?.prompt.len())).await
 }
 
 /// Models that are served continue text.
@@ -301,27 +298,22 @@ async fn generate(form: Form, state: Arc<State>, request: Request) -> Result<Res
         asked,
     } = prepared;
     let looks_for_calls = !expected.tools.is_empty() || expected.has_channels;
-    let (model, now) = (state.served.id.clone(), unix_s());
-    let id = |prefix| state.answer_id(prefix);
-    let of_text = |kind, id| {
-        let with_logprobs = logprobs.is_some();
-        let n = choices.len();
-        Answer::new(
-            kind,
-            id,
-            now,
-            model.clone(),
-            usage,
-            with_logprobs,
-            &expected,
-            n,
-        )
-    };
-    let mut telling: Box<dyn Telling> = match form {
-        Form::Chat => Box::new(of_text(Kind::Chat, id("chatcmpl"))),
-        Form::Text => Box::new(of_text(Kind::Text, id("cmpl"))),
-        Form::Responses => Box::new(Reply::new(id("resp"), now, model, asked, expected)),
-        Form::Messages => Box::new(Message::new(id("msg"), model, stop.clone(), expected)),
+    // What it borrows must be gone before anything is waited for.
+    let telling = {
+        let (model, now) = (state.served.id.clone(), unix_s());
+        let id = |prefix| state.answer_id(prefix);
+        let (n, with_logprobs) = (choices.len(), logprobs.is_some());
+        let of_text = |kind, id| {
+            let model = model.clone();
+            Answer::new(kind, id, now, model, usage, with_logprobs, &expected, n)
+        };
+        let telling: Box<dyn Telling> = match form {
+            Form::Chat => Box::new(of_text(Kind::Chat, id("chatcmpl"))),
+            Form::Text => Box::new(of_text(Kind::Text, id("cmpl"))),
+            Form::Responses => Box::new(Reply::new(id("resp"), now, model, asked, expected)),
+            Form::Messages => Box::new(Message::new(id("msg"), model, stop.clone(), expected)),
+        };
+        telling
     };
     let (sender, mut events) = unbounded_channel();
     for (choice, own) in choices.into_iter().enumerate() {
@@ -353,7 +345,7 @@ async fn generate(form: Form, state: Arc<State>, request: Request) -> Result<Res
         Ok(Some(_)) => {}
     }
     match delivery {
-        Delivery::Whole => whole(&state, &mut *telling, events).await,
+        Delivery::Whole => whole(&state, telling, events).await,
         Delivery::Streamed => Ok(Sse::new(Events::new(state, telling, events))
             .keep_alive(KeepAlive::default())
             .into_response()),
@@ -362,7 +354,7 @@ async fn generate(form: Form, state: Arc<State>, request: Request) -> Result<Res
 
 async fn whole(
     state: &State,
-    telling: &mut dyn Telling,
+    mut telling: Box<dyn Telling>,
     mut events: UnboundedReceiver<(usize, Event)>,
 ) -> Result<Response> {
     let tokenizer = &state.served.tokenizer;

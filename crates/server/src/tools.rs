@@ -54,26 +54,18 @@ impl Tools {
                 return Err(ApiError::field("tools", message));
             }
         }
-        let is_there = |name: &str| given.iter().any(|tool| tool["function"]["name"] == name);
-        match &choice {
-            Choice::Required if given.is_empty() => {
-                let message = "'tool_choice': there are no tools to call";
-                Err(ApiError::field("tool_choice", message))
-            }
-            Choice::Named(name) if !is_there(name) => {
-                let name: String = name.chars().take(80).collect();
-                let message = format!("'tool_choice': there is no tool '{name}'");
-                Err(ApiError::field("tool_choice", message))
-            }
-            _ => Ok(Self { given, choice }),
+        if choice == Choice::Required && given.is_empty() {
+            let message = "'tool_choice': there are no tools to call";
+            return Err(ApiError::field("tool_choice", message));
         }
-    }
-
-    pub fn none() -> Self {
-        Self {
-            given: Vec::new(),
-            choice: Choice::Auto,
+        if let Choice::Named(name) = &choice
+            && given.iter().all(|tool| tool["function"]["name"] != *name)
+        {
+            let name: String = name.chars().take(80).collect();
+            let message = format!("'tool_choice': there is no tool '{name}'");
+            return Err(ApiError::field("tool_choice", message));
         }
+        Ok(Self { given, choice })
     }
 
     /// Those that the template shows to the model.

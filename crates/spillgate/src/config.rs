@@ -94,7 +94,10 @@ fn put_in(mut typed: Vec<OsString>, text: &str, path: &Path) -> Result<Vec<OsStr
         let Value::Table(keys) = keys else {
             return Err(wrong(format!("'{section}' is no section")).into());
         };
-        let at = typed.iter().skip(1).position(|word| word == section.as_str());
+        let at = typed
+            .iter()
+            .skip(1)
+            .position(|word| word == section.as_str());
         let mut words = Vec::new();
         for (key, value) in keys {
             let flag = command

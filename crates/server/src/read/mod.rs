@@ -220,7 +220,7 @@ impl Reader {
             let before = if self.is_fresh || mark == CALL || mark == FUNCTION {
                 before.trim_end()
             } else {
-                &before
+                before.as_str()
             };
             self.say(before, said);
             match mark {

@@ -102,7 +102,10 @@ impl fmt::Display for Row {
 
 /// Asks a server.
 fn status(note: &Note) -> Result<Value> {
-    let address = note.url.strip_prefix("http://").context("no such address")?;
+    let address = note
+        .url
+        .strip_prefix("http://")
+        .context("no such address")?;
     let address: SocketAddr = address.parse().context("no such address")?;
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE).context("no answer")?;
     stream.set_read_timeout(Some(PATIENCE))?;

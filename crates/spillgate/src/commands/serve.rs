@@ -163,8 +163,9 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
         model: id.clone(),
     };
     // 'spillgate ps' does not find it then, and all else is as it should be.
-    let _left = running::leave(&note)
-        .inspect_err(|error| tracing::warn!("'spillgate ps' will not know of this server: {error}"));
+    let _left = running::leave(&note).inspect_err(|error| {
+        tracing::warn!("'spillgate ps' will not know of this server: {error}")
+    });
     if common.json {
         print_json(&ready)?;
     } else {
@@ -172,7 +173,9 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
         println(&format!(
             "listening on {url}: model {model}, {n_ctx} tokens of context"
         ))?;
-        eprintln!("clients take {url}/v1 as their base URL; {url} is a page to chat and to watch; Ctrl-C ends");
+        eprintln!(
+            "clients take {url}/v1 as their base URL; {url} is a page to chat and to watch; Ctrl-C ends"
+        );
     }
     server::run(
         listener,

@@ -410,7 +410,9 @@ const showStatus = (status) => {
   if (plan?.layout) {
     const { layout, memory } = plan;
     const fast = memory?.place === 'device' ? 'Device memory' : 'Fast memory';
-    const children = bar(fast, layout.fast_bytes, parts(layout.fast, kv.device_bytes, 'KV in use'));
+    // Where main memory is all there is, what is free of it says little, and would hide the rest.
+    const total = memory?.place === 'host' ? layout.fast_bytes : memory?.fast_bytes ?? layout.fast_bytes;
+    const children = bar(fast, total, parts(layout.fast, kv.device_bytes, 'KV in use'));
     if (layout.host_bytes > 0) {
       children.push(...bar('Host memory', layout.host_bytes, parts(layout.host, kv.host_bytes, 'KV tail in use')));
     }

@@ -152,6 +152,8 @@ impl Reader {
         while self.advance(said) {}
         let held = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.place, Place::Text) {
+            // Space after a call is nobody's.
+            Place::Text if self.calls > 0 => self.say(held.trim_end(), said),
             Place::Text => self.say(&held, said),
             Place::Reasoning => self.think(&held, said),
             // A call that was cut off is one all the same, if its name is known.
@@ -217,7 +219,7 @@ impl Reader {
         if let Some((at, mark)) = first_of(&self.held, &marks) {
             let before = self.held[..at].to_owned();
             self.held.drain(..at + mark.len());
-            let before = if self.is_fresh || mark == CALL || mark == FUNCTION {
+            let before = if self.is_fresh || [CALL, CALLED, FUNCTION].contains(&mark) {
                 before.trim_end()
             } else {
                 before.as_str()
@@ -416,11 +418,9 @@ impl Reader {
             self.held.drain(..CALLS.len());
             return true;
         }
-        if CALLS.starts_with(self.held.as_str()) && !self.held.is_empty() {
-            // `[` alone may begin a list: both are the same here.
-            if self.held != "[" {
-                return false;
-            }
+        if CALLS.starts_with(self.held.as_str()) {
+            // The mark, or the begin of a list.
+            return false;
         }
         let Some(c) = self.held.chars().next() else {
             return false;

@@ -544,7 +544,10 @@ impl<'m> Session<'m> {
             self.check_room_after(n_past, part.tokens.len())?;
         }
         let (model, options) = (self.model, &self.options);
-        on!(&mut self.run, run => run.step(model, options, parts, each))
+        guarded(
+            &mut self.has_panicked,
+            || on!(&mut self.run, run => run.step(model, options, parts, each)),
+        )
     }
 
     /// Whether tokens of several sequences are computed at the same time, instead of one after the other.

@@ -81,6 +81,10 @@ impl<B: Backend> Run<B> {
         }
         let takings: Vec<Taking> = parts.iter().map(taking).collect();
         let tokens: Vec<u32> = parts.iter().flat_map(|part| part.tokens).copied().collect();
+        if let Some(store) = backend.experts_mut() {
+            // Experts are served as for a prompt, which several tokens at once are like.
+            store.begin_prompt(tokens.len());
+        }
         cache.begin_all(backend, &takings)?;
         let rotation = options.rotation(model.config());
         work.forward(backend, model, cache, rotation, &tokens);

@@ -266,6 +266,8 @@ impl Backend for Cpu<'_> {
     fn begin(&mut self, positions: &[Range<usize>], tokens: &[u32], x: &mut Buffer<f32>) {
         let (model, c) = (self.model, self.model.config());
         if let Some(experts) = &mut self.experts {
+            // Of several sequences the first one counts for records.
+            let position = positions[0].start;
             experts.store.begin(position, tokens.len(), self.generated);
         }
         let frequencies = [&model.rope, &model.rope_windowed];

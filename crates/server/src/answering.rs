@@ -74,17 +74,14 @@ impl<'t, I: Copy> Answering<'t, I> {
         number: u64,
         tokenizer: &'t Tokenizer,
         n_ctx: usize,
-    ) -> Result<Self, (Job, ApiError)> {
+    ) -> Result<Self, ApiError> {
         let request = Request {
             prompt: &job.prompt,
             tokens_max: job.tokens_max,
             stop: &job.stop,
         };
         let writer = Writer::new(tokenizer, n_ctx, request, &mut job.sampler);
-        let writer = match writer {
-            Ok(writer) => writer,
-            Err(error) => return Err((job, refusal(error))),
-        };
+        let writer = writer.map_err(refusal)?;
         Ok(Self {
             tokens: job.prompt.clone(),
             job,

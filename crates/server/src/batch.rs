@@ -96,10 +96,11 @@ impl<'t, S: Sequences> Batch<'t, S> {
         let number = self.requests;
         self.requests += 1;
         let tokenizer = &self.state.served.tokenizer;
+        let reply = job.reply.clone();
         match Answering::new(job, number, tokenizer, self.state.n_ctx) {
             Ok(answering) => self.waiting.push(answering),
-            Err((job, error)) => {
-                job.reply.send(Event::Failed(error));
+            Err(error) => {
+                reply.send(Event::Failed(error));
                 self.state.metrics.count_outcome(Outcome::Failed);
             }
         }

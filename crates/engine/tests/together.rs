@@ -10,7 +10,8 @@ use std::path::Path;
 
 use engine::model::{LoadOptions, Model};
 use engine::session::{
-    BLOCK_CELLS, KvType, Part, Placing, SequenceId, Session, SessionOptions, TokenOrigin, Wanted,
+    BLOCK_CELLS, Gating, KvType, Part, Placing, SequenceId, Session, SessionOptions, TokenOrigin,
+    Wanted,
 };
 
 fn load(path: &Path) -> Model {
@@ -188,8 +189,7 @@ fn several_sequences_get_what_each_gets_alone_wherever_cells_are() {
         tail_blocks: 100,
         staging_slots: 3,
         kv_share: share,
-        is_gated: false,
-        recalled: None,
+        gating: Gating::Off,
     };
     let kvs = [KvType::F16, KvType::Q8_0, KvType::Q4_0];
     // With one block of device memory, sequences go one after another.

@@ -6,6 +6,8 @@
 //! ```text
 //! explore   units without and with the share take turns, until there are three ratios
 //! decide    share while the median of the last five ratios, at least three, is below 1
+//! climb     a share that has just won is compared with a bit more and a bit less of it, three times each, and moves to the better one, until
+//!           neither is better
 //! probe     every 29th unit is done the other way, or with a bit more or less of a share that wins; the interval grows to 59 and 113
 //!           while probes agree, and falls back to 29 when one does not
 //! ```
@@ -23,6 +25,12 @@ const INTERVALS: [u32; 3] = [29, 59, 113];
 /// Probes in a row that must agree before they become fewer.
 const AGREEING: u32 = 3;
 
+/// Changes of the amount until the search for the best one ends in any case.
+const MOVES_MAX: u32 = 16;
+
+/// A changed amount is better if its ratio is below this: what is gained by less is noise.
+const BETTER: f64 = 0.995;
+
 /// How a unit is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -36,6 +44,9 @@ pub enum Arm {
     /// With a step less of it.
     Less,
 }
+
+/// The ways that an amount can be changed.
+const AROUND: [Arm; 2] = [Arm::More, Arm::Less];
 
 /// What has been found out.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -82,6 +93,10 @@ pub struct Gate {
     /// Which interval, and probes in a row that agreed.
     interval: usize,
     agreed: u32,
+    /// Changes of the amount that the search may still make; 0: it is over.
+    moves_left: u32,
+    /// The way of the last change, which the search goes on with: the other one leads back.
+    way: Option<usize>,
     /// Units until the first probe of a verdict from another time, which nothing here has confirmed yet.
     recalled: bool,
 }
@@ -105,6 +120,8 @@ impl Gate {
             turn: 0,
             interval: 0,
             agreed: 0,
+            moves_left: 0,
+            way: None,
             recalled: false,
         }
     }
@@ -139,13 +156,16 @@ impl Gate {
                 _ => Arm::Shared,
             };
         };
+        if let Some(way) = self.climbs() {
+            return AROUND[way];
+        }
         if !self.probes() {
             return usual;
         }
         match (shares, self.turn % 4) {
             (false, _) => Arm::Shared,
-            (true, 1) if self.amount < 1.0 => Arm::More,
-            (true, 3) if self.amount > self.step => Arm::Less,
+            (true, 1) if self.can_move(0) => Arm::More,
+            (true, 3) if self.can_move(1) => Arm::Less,
             (true, _) => Arm::Alone,
         }
     }
@@ -159,7 +179,8 @@ impl Gate {
     pub fn read(&mut self, ms: f64) -> Reading {
         let arm = self.arm();
         let amount = self.amount_of(arm);
-        let is_probe = self.shares.is_some() && self.probes();
+        let climbs = self.climbs();
+        let is_probe = climbs.is_none() && self.shares.is_some() && self.probes();
         let pair = self.before.map(|(before, before_ms)| match (before, arm) {
             (Arm::Alone, Arm::Shared) => Some(ms / before_ms),
             (Arm::Shared, Arm::Alone) => Some(before_ms / ms),
@@ -167,10 +188,14 @@ impl Gate {
             _ => None,
         });
         // What follows a probe is not compared with it: a probe gives one ratio.
-        let ratio = pair.flatten().filter(|_| is_probe || self.shares.is_none());
+        let ratio = pair
+            .flatten()
+            .filter(|_| is_probe || climbs.is_some() || self.shares.is_none());
         self.count(is_probe, ratio.is_some());
         self.before = Some((arm, ms));
-        if let Some(ratio) = ratio {
+        if let (Some(ratio), Some(way)) = (ratio, climbs) {
+            self.climb(way, ratio);
+        } else if let Some(ratio) = ratio {
             match arm {
                 Arm::Alone | Arm::Shared => self.weigh(ratio, is_probe),
                 Arm::More => self.weigh_amount(0, ratio),
@@ -188,8 +213,7 @@ impl Gate {
 
     /// Tells that the unit's time says nothing: it paid for something that the others do not.
     pub fn skip(&mut self) {
-        let is_probe = self.shares.is_some() && self.probes();
-        self.count(is_probe, false);
+        self.count(false, false);
         self.before = None;
     }
 
@@ -200,6 +224,50 @@ impl Gate {
             Arm::More => (self.amount + self.step).min(1.0),
             Arm::Less => (self.amount - self.step).max(self.step),
         }
+    }
+
+    fn can_move(&self, way: usize) -> bool {
+        if way == 0 {
+            self.amount < 1.0
+        } else {
+            self.amount > self.step
+        }
+    }
+
+    /// The way that the search looks next, if it is on and the unit before was done as usual: where fewer ratios are in.
+    fn climbs(&self) -> Option<usize> {
+        if self.moves_left == 0 || !matches!(self.before, Some((Arm::Shared, _))) {
+            return None;
+        }
+        self.ways().min_by_key(|&way| self.around[way].len())
+    }
+
+    fn ways(&self) -> impl Iterator<Item = usize> {
+        (0..2).filter(|&way| self.can_move(way) && self.way.is_none_or(|only| only == way))
+    }
+
+    /// A ratio of the search.
+    fn climb(&mut self, way: usize, ratio: f64) {
+        push(&mut self.around[way], ratio, RATIOS.0);
+        if self.ways().any(|way| self.around[way].len() < RATIOS.0) {
+            return;
+        }
+        let median = |way: usize| median(&self.around[way]);
+        let better = self.ways().filter(|&way| median(way) < BETTER);
+        let best = better.min_by(|&a, &b| median(a).total_cmp(&median(b)));
+        match best {
+            Some(way) => {
+                self.amount = self.amount_of(AROUND[way]);
+                self.way = Some(way);
+                self.moves_left -= 1;
+                if self.ways().next().is_none() {
+                    self.moves_left = 0;
+                }
+            }
+            None => self.moves_left = 0,
+        }
+        self.around.iter_mut().for_each(VecDeque::clear);
+        self.units = 0;
     }
 
     /// Whether the next unit is a probe: it follows one done as usual, which it can be compared with.
@@ -243,11 +311,14 @@ impl Gate {
             self.shares = Some(shares);
             self.units = 0;
             self.around.iter_mut().for_each(VecDeque::clear);
+            self.way = None;
+            let moves = shares && self.ways().next().is_some();
+            self.moves_left = if moves { MOVES_MAX } else { 0 };
         }
     }
 
     fn weigh_amount(&mut self, way: usize, ratio: f64) {
-        let amount = self.amount_of([Arm::More, Arm::Less][way]);
+        let amount = self.amount_of(AROUND[way]);
         let ratios = &mut self.around[way];
         push(ratios, ratio, RATIOS.0);
         let is_better = ratios.len() == RATIOS.0 && median(ratios) < 1.0;
@@ -391,6 +462,25 @@ mod tests {
             let found = gate.verdict().expect("it has decided");
             assert!(found.shares);
             assert!((found.amount - best).abs() < 0.051, "{best}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_share_that_wins_is_soon_the_best_one() {
+        for (planned, best) in [(0.5, 0.5), (0.4, 0.3), (0.3, 0.65), (0.7, 0.45)] {
+            let mut gate = Gate::new(planned, 0.05);
+            let mut seed = 7_u64;
+            let mut noise = move || {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                1.0 + 0.01 * ((seed >> 40) as f64 / f64::from(1u32 << 24) - 0.5)
+            };
+            run(&mut gate, 120, |_, share| noise() * divided(share, best));
+            let found = gate.verdict().expect("it has decided");
+            let (got, least) = (divided(found.amount, best), divided(best, best));
+            assert!(
+                found.shares && got < 1.04 * least,
+                "{planned}, {best}: {found:?}"
+            );
         }
     }
 

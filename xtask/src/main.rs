@@ -5,6 +5,7 @@
 mod bench;
 mod machine;
 mod ptx;
+mod spill;
 mod synth;
 
 use std::process::ExitCode;
@@ -33,6 +34,8 @@ enum Command {
     Ptx(ptx::PtxArgs),
     /// Writes a model file in the shape of a known model, with random weights
     Synth(synth::SynthArgs),
+    /// Compares measured spills of KV with what was predicted
+    Spill(spill::SpillArgs),
 }
 
 #[derive(Debug, Args)]
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Command::Bandwidth(args) => bandwidth(&args),
         Command::Ptx(args) => ptx::run(&args),
         Command::Synth(args) => synth::run(&args),
+        Command::Spill(args) => spill::run(&args),
     };
     if let Err(error) = done {
         eprintln!("error: {error:#}");

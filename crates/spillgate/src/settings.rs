@@ -316,6 +316,7 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
     let worse = flags.budget.emulate.unwrap_or_default();
     experts::start_hogs(worse.hogs);
     let emulated = worse.experts;
+    let transfers = flags.budget.transfers();
     Ok(match need {
         Need::Chosen => Asked {
             n_ctx: ctx,
@@ -328,6 +329,7 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
             device,
             expert_shares,
             emulated,
+            transfers,
         },
         Need::Cells(needed) => {
             let needed = needed as u64;
@@ -346,6 +348,7 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
                 device,
                 expert_shares,
                 emulated,
+                transfers,
             }
         }
     })

@@ -12,6 +12,7 @@ const ALL: &[Compiled] = compiled! {
     "attention_g8"
     "attention_prefill"
     "doorbell"
+    "link"
     "ops"
     "product_float"
     "product_iq2_s"

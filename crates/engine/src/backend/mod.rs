@@ -87,12 +87,27 @@ pub(crate) struct Turn<'a> {
     pub(crate) rotation: Rotation,
 }
 
+/// How cells get to the device and back: what a slower machine is bound by, or is told to be.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Transfers {
+    /// Host memory for cells that may be pinned; the rest goes to the device through pinned memory that is filled by the CPU.
+    pub pin_max_bytes: Option<u64>,
+    /// A slower link than there is.
+    pub link_gb_s: Option<f64>,
+    /// As if nothing could be pinned but what all copies go through.
+    pub host_copy: bool,
+    /// As if the device refused a staging ring of more than two slots.
+    pub staging_fails: bool,
+}
+
 /// What sessions compute on. Shapes: T tokens, D width, H query heads, K KV heads, C head size, F feed-forward width, V vocabulary.
 ///
 /// Matrices and vectors of weights are those of [`Backend::model`].
 pub(crate) trait Backend: Debug + Sized {
     /// Whether the CPU can attend cells in host memory beside the device.
     const CPU_SHARES: bool;
+    /// Whether a generated token's spans that are streamed may come after all others, whatever their positions.
+    const STREAMED_LAST: bool;
 
     /// `f32` values in device memory.
     type Array: Debug;
@@ -132,8 +147,8 @@ pub(crate) trait Backend: Debug + Sized {
 
     /// Makes a staging ring of `slots` slots of `bytes` each.
     fn make_slots(&mut self, slots: usize, bytes: usize) -> Result<(), Error>;
-    /// Begins to copy bytes of a host slab to a slot.
-    fn stage(&mut self, from: &Self::HostSlab, at: Range<usize>, slot: usize);
+    /// Begins to copy bytes of each of some host slabs to slots from `first_slot` on.
+    fn stage(&mut self, from: &[&Self::HostSlab], at: Range<usize>, first_slot: usize);
 
     /// Has experts placed as a store says: makes its slots, and fills them with what it knows to be used. [`mix`](Self::mix) then serves
     /// experts as the store says.
@@ -209,7 +224,8 @@ pub(crate) trait Backend: Debug + Sized {
         self.turn(turn, 1, q, k, v);
         self.append(attending, slab, block, 0..1, k, v);
     }
-    /// Attends `q` `[T, H, C]` over spans in ascending order, in one call or several; after the last, `out` `[T, H, C]` is the
+    /// Attends `q` `[T, H, C]` over spans in ascending order, in one call or several (where [`STREAMED_LAST`](Self::STREAMED_LAST) holds, the
+    /// streamed ones of a generated token, ascending, in calls after that for all others); after the last, `out` `[T, H, C]` is the
     /// result, for [`leave`](Self::leave) to go on with.
     fn attend(
         &mut self,

@@ -106,8 +106,8 @@ pub fn work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<WorkBytes,
 /// activations  4 * T * (4 D + q + k + v + out + 2 F)             x, normed, delta (twice), q, k, v, attended, gate, up
 /// scratch      2 * (89 / 64 * C * pad256(W) + 4 * 4096)           activations in blocks of 32 and of 256, C = pad16(2 max(T, 8)) columns
 ///            + 132 * (4 * 2 * 128 * 128 + 4 * 8), if C > 16          what thread blocks of products of many columns hand on
-///            + L * (24 B + 24 + 8)                                lists of each layer's blocks, with their lengths
-///            + 4 * B * H * (2 + C_v) + 8 B + 4                    partial results of one token, and their list
+///            + L * (2 * 24 B + 24 + 12 + 8 B + 4)                 lists of each layer's blocks and partial results, with their lengths
+///            + 4 * B * H * (2 + C_v)                              partial results of one token
 ///            + 4 * 5 * T * H * (2 + C_v)                          results of a prompt's spans
 ///            + 4 * 2 * 2 * max(T * rope_dims / 2, 1)              cosines and sines, layers without and with a window
 ///            + 4 + 4 T + 4 H                                      position, ids, counts of a merge
@@ -129,13 +129,12 @@ pub fn device_work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<Wor
     let act_values = product(&[columns, s.widest.next_multiple_of(ACT_BLOCK)])?;
     let acts = sum([product(&[act_values / 64, 89]), Ok(4 * DEVICE_SLACK)])?;
     let spans = 2 * s.blocks + 1;
-    let list = 24 * spans + 24 + 8;
+    let list = 2 * 24 * spans + 24 + 12 + 8 * spans + 4;
     let scratch = sum([
         product(&[2, acts]),
         Ok(shares),
         product(&[s.layers, list]),
         product(&[4, spans, w.partial]),
-        Ok(8 * spans + 4),
         product(&[4, SPAN_STATES, *t, w.partial]),
         product(&[4, 2, 2, product(&[*t, s.pairs])?.max(1)]),
         Ok(4 + 4 * t + 4 * w.heads),

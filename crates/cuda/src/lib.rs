@@ -11,6 +11,7 @@
 //! | [`ptx`] | the compiled kernels, by name and target |
 //! | [`staging`] | pinned memory on its way to a device |
 //! | [`weights`], [`acts`], [`product`] | weights in tiles, activations in 8-bit blocks, their products |
+//! | [`experts`] | mixtures of experts: who is chosen, products of the chosen, their sum |
 //! | [`measure`] | how fast the device is, for plans |
 //! | [`selftest`] | every kernel against the scalar definition |
 //!
@@ -23,6 +24,7 @@ pub mod device;
 pub mod doorbell;
 mod driver;
 pub mod error;
+pub mod experts;
 pub mod graph;
 pub mod kernel;
 pub mod measure;

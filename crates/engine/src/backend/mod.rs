@@ -190,6 +190,21 @@ pub(crate) trait Backend: Debug + Sized {
         normed: &mut Self::Array,
         outputs: [(&Linear, &mut Self::Array); N],
     );
+    /// The same before a mixture of experts: its router's product. What else the mixture reads of the norm's result is made ready, too.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    fn enter_mixture(
+        &mut self,
+        added: Option<Added<'_, Self>>,
+        norm: &Vector,
+        mixture: &Mixture,
+        tokens: usize,
+        x: &mut Self::Array,
+        normed: &mut Self::Array,
+        scores: &mut Self::Array,
+    ) {
+        let outputs = [(&mixture.router, scores)];
+        self.enter(added, norm, tokens, x, normed, outputs);
+    }
     /// Norms (where the architecture does) and turns `q` `[T, H, C]` and `k` `[T, K, C]`, then rotates what is to be rotated.
     fn turn(
         &mut self,
@@ -253,7 +268,7 @@ pub(crate) trait Backend: Debug + Sized {
         up: &Self::Array,
         delta: &mut Self::Array,
     );
-    /// The way through a mixture of experts and out of it: what the experts that `scores` `[T, E]` choose, and the shared one, give of
+    /// The way through a mixture of experts and out of it, behind [`enter_mixture`](Self::enter_mixture): what the experts that `scores` `[T, E]` choose, and the shared one, give of
     /// `normed` `[T, D]`, weighted and summed, to `delta` `[T, D]`, whose room is twice that. `gate` and `up` `[T, F]` are work space.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     fn mix(

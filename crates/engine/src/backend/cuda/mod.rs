@@ -7,11 +7,13 @@
 
 mod attender;
 mod attention;
+mod mixture;
 mod products;
 mod ring;
 mod weights;
 
 use self::attention::{Attends, Given, turning};
+use self::mixture::Mixtures;
 use self::weights::OnDevice;
 use super::{
     Added, Attending, Backend, KvShape, LOGIT_ROWS, Placed, Step, Transfers, Turn, down_passes,
@@ -43,6 +45,7 @@ pub(crate) struct Cuda<'m> {
     acts256: Acts,
     ops: Ops,
     attends: Attends,
+    mixtures: Option<Mixtures>,
     /// Of the first token.
     position: Buffer<u32>,
     ids: Buffer<i32>,
@@ -89,7 +92,7 @@ impl<'m> Cuda<'m> {
         let device = Device::open(ordinal)?;
         let stream = device.stream()?;
         let before = cuda::memory::taken_bytes();
-        let widest = c.ff.max(c.width).max(c.heads * c.head_v);
+        let widest = c.common_ff().max(c.width).max(c.heads * c.head_v);
         let zeros = |len: usize| Buffer::zeroed(&stream, len);
         let angles = |frequencies: &Frequencies| {
             let n = (ubatch * frequencies.pairs()).max(1);
@@ -108,6 +111,7 @@ impl<'m> Cuda<'m> {
             acts256,
             ops: Ops::new(&device, Target::Best)?,
             attends: Attends::new(model, &stream, shape, ubatch, n_ctx, cpu_shares, transfers)?,
+            mixtures: Mixtures::new(model, &stream, ubatch)?,
             position: zeros_of(&stream, 1)?,
             ids: zeros_of(&stream, ubatch)?,
             angles: [angles(&model.rope)?, angles(&model.rope_windowed)?],
@@ -500,11 +504,13 @@ impl Backend for Cuda<'_> {
             };
             let (stream, start) = (&b.stream, b.start);
             match act_block(down.w.ty()) {
-                None => b.ops.gated(stream, start, f, tokens * c.ff, gate, up)?,
+                None => b
+                    .ops
+                    .gated(stream, start, f, tokens * down.w.k(), gate, up)?,
                 Some(block) => {
                     let shape = cuda::acts::Shape {
                         tokens,
-                        k: c.ff,
+                        k: down.w.k(),
                         block,
                         passes: down_passes(down),
                     };
@@ -520,17 +526,42 @@ impl Backend for Cuda<'_> {
         });
     }
 
+    fn enter_mixture(
+        &mut self,
+        added: Option<Added<'_, Self>>,
+        norm: &Vector,
+        mixture: &Mixture,
+        tokens: usize,
+        x: &mut Buffer<f32>,
+        normed: &mut Buffer<f32>,
+        scores: &mut Buffer<f32>,
+    ) {
+        self.run(|b| b.into_mixture(added, norm, mixture, tokens, x, normed, scores));
+    }
+
     fn mix(
         &mut self,
-        _: &Mixture,
-        _: usize,
-        _: &Buffer<f32>,
-        _: &Buffer<f32>,
-        _: &mut Buffer<f32>,
-        _: &mut Buffer<f32>,
-        _: &mut Buffer<f32>,
+        mixture: &Mixture,
+        tokens: usize,
+        scores: &Buffer<f32>,
+        normed: &Buffer<f32>,
+        gate: &mut Buffer<f32>,
+        up: &mut Buffer<f32>,
+        delta: &mut Buffer<f32>,
     ) {
-        unreachable!("a model with experts is refused before it is loaded")
+        self.run(|b| b.begin_mixture(mixture, tokens, scores));
+        if let Some(shared) = &mixture.shared {
+            let ffn = &shared.ffn;
+            self.run(|b| {
+                let outputs = &mut [(&ffn.gate, &mut *gate), (&ffn.up, &mut *up)];
+                b.products(normed, tokens, outputs)
+            });
+            self.down(&ffn.down, tokens, gate, up, delta);
+            if let Some(taken) = &shared.gate {
+                self.run(|b| b.products(normed, tokens, &mut [(taken, &mut *up)]));
+            }
+        }
+        self.run(|b| b.finish_mixture(mixture, tokens, scores, up, delta));
     }
 
     fn add(

@@ -150,7 +150,7 @@ impl Weights {
                 acts256: has256.then(|| acts256.view()),
             };
             mixer.route(pool, isa, z);
-            if at_once % 2 == 0 {
+            if at_once.is_multiple_of(2) {
                 let mut source = InMemory::new(|e| self.expert(e as usize));
                 mixer.add(pool.into(), isa, f, &operand, &mut source, y);
             } else {
@@ -163,7 +163,7 @@ impl Weights {
                     ready: Vec::new(),
                 };
                 mixer.add(pools, isa, f, &operand, &mut source, y);
-                let of_host = mixer.used().any(|(e, _)| e % 3 == 0);
+                let of_host = mixer.used().any(|(e, _)| e.is_multiple_of(3));
                 assert_eq!(mixer.host_took().is_zero(), !of_host);
             }
         }

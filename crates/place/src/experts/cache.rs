@@ -6,8 +6,8 @@
 use super::usage::{Blob, Layer, Usage};
 use serde::Serialize;
 
-/// Recent uses that an expert must have more than the one it replaces, to be copied for that alone: a copy costs about what a use costs that
-/// finds it missing. Chosen with `place/tests/experts.rs`.
+/// Uses that an expert must have more than the one it replaces, to be copied for that alone: a copy costs about what a use costs that finds it
+/// missing, and is paid back if what was used goes on being used.
 const USES_MORE: f64 = 2.0;
 
 /// What is thrown out first.
@@ -58,10 +58,7 @@ impl Slots {
         if is_known {
             // Bytes of any expert cost what they are, so rates are the value of a byte.
             let mut blobs: Vec<(f64, u64)> = (0..usage.blobs())
-                .map(|blob| {
-                    let (layer, expert) = usage.place(blob);
-                    (usage.rate(layer, expert), usage.bytes(blob))
-                })
+                .map(|blob| (usage.rate(blob), usage.bytes(blob)))
                 .filter(|&(_, bytes)| bytes > 0)
                 .collect();
             blobs.sort_by(|a, b| b.0.total_cmp(&a.0));
@@ -177,9 +174,11 @@ pub(super) struct Cache {
     victims: Vec<Victims>,
 }
 
-/// What has least value of a class, looked for once for many of them: with time others only gain.
+/// What has least value of a class, looked for once for many of them.
 #[derive(Clone, Debug, Default)]
 struct Victims {
+    /// When.
+    looked: u64,
     /// Value, slot, and when what it holds was used last; the least comes last.
     found: Vec<(f64, u32, u64)>,
     /// When the whole class was looked through and nothing found.
@@ -188,6 +187,9 @@ struct Victims {
 
 /// Victims that are looked for at a time.
 const VICTIMS: usize = 64;
+
+/// Tokens after which they are looked for anew: by then others have less value.
+const LOOK_TOKENS: u64 = 2;
 
 impl Cache {
     pub(super) fn new(policy: Policy, slots: &Slots, blobs: usize) -> Self {
@@ -226,10 +228,7 @@ impl Cache {
 
     fn value(&self, usage: &Usage, blob: Blob) -> f64 {
         match self.policy {
-            Policy::Value => {
-                let (layer, expert) = usage.place(blob);
-                usage.rate(layer, expert) * usage.bytes(blob) as f64
-            }
+            Policy::Value => usage.worth(blob) * usage.bytes(blob) as f64,
             Policy::Lru => self.used[blob] as f64,
         }
     }
@@ -269,10 +268,14 @@ impl Cache {
         if self.policy == Policy::Lru {
             return true;
         }
-        let (layer, _) = usage.place(blob);
-        let more = self.value(usage, blob) - self.value(usage, victim);
-        let least = if is_here { 0.0 } else { USES_MORE };
-        more * usage.recent_tokens(layer) > least * usage.bytes(blob) as f64
+        if is_here {
+            return self.value(usage, blob) > self.value(usage, victim);
+        }
+        let uses = |blob: Blob| {
+            let (layer, _) = usage.place(blob);
+            usage.rate(blob) * usage.tokens_counted(layer) * usage.bytes(blob) as f64
+        };
+        uses(blob) - uses(victim) > USES_MORE * usage.bytes(blob) as f64
     }
 
     /// The slot of least value among those of some classes, the smallest of which is `from`, that hold nothing in use.
@@ -291,6 +294,11 @@ impl Cache {
 
     /// The slot of least value of a class.
     fn least(&mut self, usage: &Usage, class: usize) -> Option<(f64, usize)> {
+        let is_stale =
+            self.now - self.victims[class].looked > LOOK_TOKENS * usage.layers().len() as u64;
+        if is_stale {
+            self.look(usage, class);
+        }
         loop {
             let victims = &mut self.victims[class];
             while let Some(&(_, slot, used)) = victims.found.last() {
@@ -331,18 +339,19 @@ impl Cache {
             found.drain(..others);
         }
         found.sort_unstable_by(by_value);
-        self.victims[class].nothing = found.is_empty().then_some(self.now);
-        self.victims[class].found = found;
+        let nothing = found.is_empty().then_some(self.now);
+        self.victims[class] = Victims {
+            looked: self.now,
+            found,
+            nothing,
+        };
     }
 }
 
 /// What the cache should hold to begin with, most valuable first.
 pub(super) fn best(usage: &Usage) -> Vec<Blob> {
     let mut blobs: Vec<(f64, Blob)> = (0..usage.blobs())
-        .map(|blob| {
-            let (layer, expert) = usage.place(blob);
-            (usage.rate(layer, expert), blob)
-        })
+        .map(|blob| (usage.rate(blob), blob))
         .collect();
     blobs.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
     blobs.into_iter().map(|(_, blob)| blob).collect()

@@ -5,8 +5,13 @@ use crate::limits::{EXPERTS_MAX, LAYERS_MAX};
 use crate::model::{self, Keeps, Model};
 use serde::{Deserialize, Serialize};
 
-/// Tokens after which a use counts half. Chosen with `place/tests/experts.rs`.
-const HALF_LIFE_TOKENS: f64 = 512.0;
+/// Tokens after which a use counts half, of what is expected for long and of what is going on now. Chosen with recorded and made-up routing
+/// (docs/measurements.md).
+const HALF_LIFE_TOKENS: f64 = 256.0;
+const RECENT_HALF_LIFE_TOKENS: f64 = 4.0;
+
+/// What the recent rate counts beside the other one.
+const RECENT_PART: f64 = 0.3;
 
 /// Tokens that are taken to have used all experts alike before the first one came: so the first ones do not decide alone.
 const PRIOR_TOKENS: f64 = 16.0;
@@ -14,8 +19,8 @@ const PRIOR_TOKENS: f64 = 16.0;
 /// Tokens that a profile of another time counts as.
 const RECALLED_TOKENS: f64 = 256.0;
 
-/// Weights of uses grow instead of old ones shrinking; beyond this all are divided by it.
-const WEIGHT_MAX: f64 = 1e100;
+/// Weights of uses grow instead of old ones shrinking; beyond this power of two all are divided by it.
+const WEIGHT_MAX_LOG2: f64 = 200.0;
 
 /// A layer with experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,18 +99,52 @@ impl Profile {
     }
 }
 
-/// Rates of use, learnt from tokens as they come. New uses weigh more than old ones.
+/// Uses of experts and tokens of layers, new ones weighing more than old ones.
+#[derive(Clone, Debug)]
+struct Sums {
+    half_life: f64,
+    uses: Vec<f64>,
+    totals: Vec<f64>,
+    /// What a use weighs now, as a power of two.
+    weight_log2: f64,
+}
+
+impl Sums {
+    fn begin(&mut self, tokens: u32) {
+        self.weight_log2 += f64::from(tokens) / self.half_life;
+        if self.weight_log2 > WEIGHT_MAX_LOG2 {
+            // What is far beyond numbers is forgotten.
+            let factor = (-self.weight_log2).exp2();
+            let sums = self.uses.iter_mut().chain(&mut self.totals);
+            sums.for_each(|sum| *sum *= factor);
+            self.weight_log2 = 0.0;
+        }
+    }
+
+    fn observe(&mut self, layer: usize, first: usize, tokens: u32, used: &[(u32, u32)]) {
+        let weight = self.weight_log2.exp2();
+        self.totals[layer] += weight * f64::from(tokens);
+        for &(expert, n) in used {
+            self.uses[first + expert as usize] += weight * f64::from(n);
+        }
+    }
+
+    /// 0 where all is forgotten.
+    fn rate(&self, layer: usize, blob: Blob) -> f64 {
+        let rate = self.uses[blob] / self.totals[layer];
+        if rate.is_finite() { rate } else { 0.0 }
+    }
+}
+
+/// Rates of use, learnt from tokens as they come.
 #[derive(Clone, Debug)]
 pub(super) struct Usage {
     layers: Vec<Layer>,
     /// The first expert of each layer, and the layer of each expert.
     firsts: Vec<usize>,
     layer_of: Vec<u32>,
-    /// Weighted uses of each expert, and weighted tokens of each layer.
-    uses: Vec<f64>,
-    totals: Vec<f64>,
-    /// What a use weighs now.
-    weight: f64,
+    long: Sums,
+    recent: Sums,
     tokens: u64,
 }
 
@@ -126,13 +165,21 @@ impl Usage {
             }));
         }
         let total = PRIOR_TOKENS + recalled.map_or(0.0, |_| RECALLED_TOKENS);
-        Self {
+        let long = Sums {
+            half_life: HALF_LIFE_TOKENS,
             totals: vec![total; layers.len()],
+            uses,
+            weight_log2: 0.0,
+        };
+        Self {
             layers: layers.to_vec(),
             firsts,
             layer_of,
-            uses,
-            weight: 1.0,
+            recent: Sums {
+                half_life: RECENT_HALF_LIFE_TOKENS,
+                ..long.clone()
+            },
+            long,
             tokens: 0,
         }
     }
@@ -142,7 +189,7 @@ impl Usage {
     }
 
     pub(super) fn blobs(&self) -> usize {
-        self.uses.len()
+        self.layer_of.len()
     }
 
     pub(super) fn blob(&self, layer: usize, expert: u32) -> Blob {
@@ -162,39 +209,37 @@ impl Usage {
     /// Tells that so many tokens are about to go through all layers.
     pub(super) fn begin(&mut self, tokens: u32) {
         self.tokens += u64::from(tokens);
-        self.weight *= (f64::from(tokens) / HALF_LIFE_TOKENS).exp2();
-        if self.weight > WEIGHT_MAX {
-            let sums = self.uses.iter_mut().chain(&mut self.totals);
-            sums.for_each(|sum| *sum /= self.weight);
-            self.weight = 1.0;
-        }
+        self.long.begin(tokens);
+        self.recent.begin(tokens);
     }
 
     /// Tells what they use of one layer.
     pub(super) fn observe(&mut self, layer: usize, tokens: u32, used: &[(u32, u32)]) {
-        self.totals[layer] += self.weight * f64::from(tokens);
         let first = self.firsts[layer];
-        for &(expert, n) in used {
-            self.uses[first + expert as usize] += self.weight * f64::from(n);
-        }
+        self.long.observe(layer, first, tokens, used);
+        self.recent.observe(layer, first, tokens, used);
     }
 
-    /// The part of the next tokens that is expected to use an expert.
-    pub(super) fn rate(&self, layer: usize, expert: u32) -> f64 {
-        // A layer that nothing was heard of for long has forgotten all.
-        let rate = self.uses[self.blob(layer, expert)] / self.totals[layer];
-        if rate.is_finite() { rate } else { 0.0 }
+    /// The part of tokens that is expected to use an expert.
+    pub(super) fn rate(&self, blob: Blob) -> f64 {
+        self.long.rate(self.layer_of[blob] as usize, blob)
     }
 
-    /// Recent tokens that rates are of, those long ago counting little.
-    pub(super) fn recent_tokens(&self, layer: usize) -> f64 {
-        self.totals[layer] / self.weight
+    /// What having an expert is worth, compared with others: what is going on now counts, too.
+    pub(super) fn worth(&self, blob: Blob) -> f64 {
+        let layer = self.layer_of[blob] as usize;
+        self.long.rate(layer, blob) + RECENT_PART * self.recent.rate(layer, blob)
+    }
+
+    /// Tokens that rates are of, those long ago counting little.
+    pub(super) fn tokens_counted(&self, layer: usize) -> f64 {
+        self.long.totals[layer] / self.long.weight_log2.exp2()
     }
 
     /// What was learnt, for another time.
     pub(super) fn profile(&self) -> Profile {
         let rates = |(i, layer): (usize, &Layer)| {
-            let rate = |e| self.rate(i, e).clamp(0.0, 1.0) as f32;
+            let rate = |e| self.rate(self.blob(i, e)).clamp(0.0, 1.0) as f32;
             (0..layer.experts).map(rate).collect()
         };
         Profile {
@@ -225,19 +270,23 @@ mod tests {
     #[test]
     fn rates_are_those_of_the_tokens_that_came_and_recent_ones_count_more() {
         let mut usage = Usage::new(&LAYERS, None);
-        assert!((usage.rate(0, 3) - 0.5).abs() < 1e-12);
+        assert!((usage.rate(3) - 0.5).abs() < 1e-12);
         for _ in 0..20_000 {
             usage.begin(1);
             usage.observe(0, 1, &[(0, 1), (1, 1)]);
             usage.observe(1, 1, &[(0, 1)]);
         }
-        assert!(usage.rate(0, 0) > 0.999 && usage.rate(0, 3) < 1e-3);
+        assert!(usage.rate(0) > 0.999 && usage.rate(3) < 1e-3);
         // A chunk of a prompt counts as its tokens do.
         usage.begin(HALF_LIFE_TOKENS as u32);
-        usage.observe(0, 512, &[(2, 512), (3, 512)]);
-        let (old, new) = (usage.rate(0, 0), usage.rate(0, 3));
+        usage.observe(0, 256, &[(2, 256), (3, 256)]);
+        let (old, new) = (usage.rate(0), usage.rate(3));
         assert!(new > old && old > 0.2, "{old} {new}");
-        assert!(usage.rate(1, 0) > 0.999);
+        assert!(usage.rate(4) > 0.999);
+        // What is going on now is worth more than what was as often.
+        usage.begin(1);
+        usage.observe(0, 1, &[(0, 1), (2, 1)]);
+        assert!(usage.worth(2) - usage.rate(2) > usage.worth(3) - usage.rate(3));
         assert_eq!(
             (usage.place(0), usage.place(3), usage.place(4)),
             ((0, 0), (0, 3), (1, 0))
@@ -252,11 +301,11 @@ mod tests {
     fn sums_stay_numbers_over_any_number_of_tokens() {
         let mut usage = Usage::new(&LAYERS, None);
         for i in 0..10_000 {
-            usage.begin(u32::from(i % 2 == 0) * 16_384 + 1);
+            usage.begin(u32::from(i & 1 == 0) * 16_384 + 1);
             usage.observe(0, 1, &[(i % 4, 1)]);
         }
-        assert!((0..4).all(|e| usage.rate(0, e).is_finite()));
-        assert!(usage.rate(1, 0).is_finite());
+        assert!((0..4).all(|e| usage.rate(e).is_finite() && usage.worth(e).is_finite()));
+        assert!(usage.worth(4).is_finite());
     }
 
     #[test]
@@ -269,7 +318,7 @@ mod tests {
         let text = serde_json::to_string(&profile).unwrap();
         assert_eq!(serde_json::from_str::<Profile>(&text).unwrap(), profile);
         let again = Usage::new(&LAYERS, Some(&profile));
-        assert!(again.rate(0, 2) > 0.9 && again.rate(0, 0) < 0.1);
+        assert!(again.rate(2) > 0.9 && again.rate(0) < 0.1);
         assert!(profile.check(&LAYERS[..1]).is_err());
         let mut odd = profile.clone();
         odd.rates[0][0] = f32::NAN;

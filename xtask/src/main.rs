@@ -6,6 +6,7 @@ mod bench;
 mod load;
 mod machine;
 mod ptx;
+mod spill;
 mod synth;
 
 use std::process::ExitCode;
@@ -36,6 +37,8 @@ enum Command {
     Ptx(ptx::PtxArgs),
     /// Writes a model file in the shape of a known model, with random weights
     Synth(synth::SynthArgs),
+    /// Compares measured spills of KV with what was predicted
+    Spill(spill::SpillArgs),
 }
 
 #[derive(Debug, Args)]
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Command::Load(args) => load::run(&args),
         Command::Ptx(args) => ptx::run(&args),
         Command::Synth(args) => synth::run(&args),
+        Command::Spill(args) => spill::run(&args),
     };
     if let Err(error) = done {
         eprintln!("error: {error:#}");

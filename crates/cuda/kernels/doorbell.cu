@@ -1,5 +1,6 @@
 // Handing work to the CPU in the midst of a step, and taking its results, through mapped host memory: a bell is a word there that grows by
-// one with each hand-over, so that whoever waits for a number knows all earlier ones are past.
+// one with each hand-over (bells.cuh).
+#include "bells.cuh"
 #include "mma.cuh"
 
 namespace {
@@ -10,16 +11,6 @@ __device__ __forceinline__ unsigned long long now_ns() {
     unsigned long long t;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
     return t;
-}
-
-__device__ __forceinline__ unsigned read_bell(const unsigned* bell) {
-    unsigned value;
-    asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(bell) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ void ring_bell(unsigned* bell, unsigned value) {
-    asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(bell), "r"(value) : "memory");
 }
 
 }  // namespace

@@ -75,6 +75,33 @@ pub(crate) struct LaunchAttribute {
     pub(crate) value: [u64; 8],
 }
 
+/// `CUDA_MEMCPY2D`: rows of one pitch to rows of another.
+#[repr(C)]
+pub(crate) struct RowsCopy {
+    pub(crate) from: RowsPlace,
+    pub(crate) to: RowsPlace,
+    pub(crate) width_bytes: usize,
+    pub(crate) rows: usize,
+}
+
+/// Where rows lie: one side of [`RowsCopy`].
+#[repr(C)]
+pub(crate) struct RowsPlace {
+    pub(crate) x_bytes: usize,
+    pub(crate) y: usize,
+    pub(crate) memory: c_uint,
+    pub(crate) host: *const c_void,
+    pub(crate) device: DevicePtr,
+    pub(crate) array: Handle,
+    pub(crate) pitch_bytes: usize,
+}
+
+/// `CUmemorytype`.
+pub(crate) mod memory_type {
+    pub(crate) const HOST: u32 = 1;
+    pub(crate) const DEVICE: u32 = 2;
+}
+
 macro_rules! driver {
     ($($name:ident = $symbol:literal ($($ty:ty),*);)*) => {
         /// The driver's functions. They stay loaded for the life of the process.
@@ -120,6 +147,7 @@ driver! {
     copy_up = "cuMemcpyHtoDAsync_v2"(DevicePtr, *const c_void, usize, Handle);
     copy_down = "cuMemcpyDtoHAsync_v2"(*mut c_void, DevicePtr, usize, Handle);
     copy_across = "cuMemcpyDtoDAsync_v2"(DevicePtr, DevicePtr, usize, Handle);
+    copy_rows = "cuMemcpy2DAsync_v2"(*const RowsCopy, Handle);
     fill_bytes = "cuMemsetD8Async"(DevicePtr, u8, usize, Handle);
 
     stream_create = "cuStreamCreate"(*mut Handle, c_uint);
@@ -222,6 +250,7 @@ impl Driver {
 
 // The layouts that cuda.h gives these on 64-bit systems.
 const _: () = assert!(size_of::<LaunchConfig>() == 56 && size_of::<LaunchAttribute>() == 72);
+const _: () = assert!(size_of::<RowsCopy>() == 128);
 
 #[cfg(test)]
 mod tests {

@@ -11,6 +11,7 @@
 //! | [`ptx`] | the compiled kernels, by name and target |
 //! | [`staging`] | pinned memory on its way to a device |
 //! | [`weights`], [`acts`], [`product`] | weights in tiles, activations in 8-bit blocks, their products |
+//! | [`experts`] | mixtures of experts: who is chosen, products of the chosen, their sum |
 //! | [`measure`] | how fast the device is, for plans |
 //! | [`selftest`] | every kernel against the scalar definition |
 //!
@@ -23,14 +24,18 @@ pub mod device;
 pub mod doorbell;
 mod driver;
 pub mod error;
+pub mod experts;
 pub mod graph;
 pub mod kernel;
 pub mod measure;
 pub mod memory;
 pub mod ops;
+pub mod outbox;
+pub mod pace;
 pub mod product;
 pub mod ptx;
 pub mod selftest;
+pub mod spilled;
 pub mod staging;
 pub mod stream;
 pub mod weights;
@@ -41,8 +46,11 @@ pub use doorbell::Doorbell;
 pub use error::Error;
 pub use graph::Graph;
 pub use kernel::{Arg, Kernel, Launch, Module};
-pub use memory::{Buffer, Mailbox, Outbox, Pinned, Plain};
+pub use memory::{Buffer, Mailbox, Pinned, Plain};
+pub use outbox::Outbox;
+pub use pace::Pace;
 pub use product::Product;
+pub use spilled::Spilled;
 pub use staging::Slot;
 pub use stream::{Event, Stream};
 pub use weights::Weights;

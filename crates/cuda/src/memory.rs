@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::device::{Device, Owned};
-use crate::driver::{DevicePtr, OUT_OF_MEMORY, flag};
+use crate::driver::{DevicePtr, OUT_OF_MEMORY, RowsCopy, RowsPlace, flag, memory_type};
 use crate::error::{Error, length};
 use crate::stream::Stream;
 
@@ -183,6 +183,51 @@ impl<T: Plain> Buffer<T> {
         })
     }
 
+    /// Copies rows of `width` numbers, of which `from` is the first and each next one lies `pitch` numbers further, to number `first` and
+    /// on, one behind the other, in the stream's order.
+    ///
+    /// # Safety
+    /// All rows lie in one piece of [`Pinned`] memory, which stays until the stream has done it.
+    pub(crate) unsafe fn upload_rows(
+        &mut self,
+        stream: &Stream,
+        first: usize,
+        from: *const T,
+        width: usize,
+        pitch: usize,
+        rows: usize,
+    ) -> Result<(), Error> {
+        self.range("upload of rows", first, width.saturating_mul(rows))?;
+        let driver = self.device.bind()?;
+        let size = size_of::<T>();
+        let copy = RowsCopy {
+            from: RowsPlace {
+                x_bytes: 0,
+                y: 0,
+                memory: memory_type::HOST,
+                host: from.cast(),
+                device: 0,
+                array: std::ptr::null_mut(),
+                pitch_bytes: pitch * size,
+            },
+            to: RowsPlace {
+                x_bytes: 0,
+                y: 0,
+                memory: memory_type::DEVICE,
+                host: std::ptr::null(),
+                device: self.at + (first * size) as u64,
+                array: std::ptr::null_mut(),
+                pitch_bytes: width * size,
+            },
+            width_bytes: width * size,
+            rows,
+        };
+        // SAFETY: the destination is inside the buffer; the caller vouches for the source.
+        self.device.check("cuMemcpy2DAsync", unsafe {
+            (driver.copy_rows)(&copy, stream.handle())
+        })
+    }
+
     /// Copies all numbers to `values`, after the stream's earlier work. Waits for it.
     pub fn download(&self, stream: &Stream, values: &mut [T]) -> Result<(), Error> {
         length("download", "values", values.len(), self.len)?;
@@ -219,7 +264,7 @@ impl<T: Plain> Buffer<T> {
     ///
     /// # Safety
     /// There is room for `n` numbers at `to`, until the stream has done it.
-    unsafe fn download_to(
+    pub(crate) unsafe fn download_to(
         &self,
         stream: &Stream,
         first: usize,
@@ -399,59 +444,6 @@ impl<T: Plain> Deref for Mailbox<T> {
 impl<T: Plain> DerefMut for Mailbox<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.0
-    }
-}
-
-/// Lists on their way to the device: a copy of each waits in pinned memory, so that nobody waits for it.
-#[derive(Debug)]
-pub struct Outbox {
-    pinned: Pinned<u8>,
-    used: usize,
-}
-
-/// What a list's place in an [`Outbox`] is a multiple of.
-const OUTBOX_ALIGN: usize = 16;
-
-impl Outbox {
-    /// Room for so many bytes of lists at a time.
-    pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
-        Ok(Self {
-            pinned: Pinned::new(device, bytes)?,
-            used: 0,
-        })
-    }
-
-    /// Says that the stream has been waited for: all is sent.
-    pub fn clear(&mut self) {
-        self.used = 0;
-    }
-
-    /// Copies `values` to the first numbers of `to`, in the stream's order. Waits for earlier lists only if there is no room beside
-    /// them.
-    pub fn send<T: Plain>(
-        &mut self,
-        stream: &Stream,
-        values: &[T],
-        to: &mut Buffer<T>,
-    ) -> Result<(), Error> {
-        let bytes = size_of_val(values);
-        if bytes > self.pinned.len() {
-            return to.upload_at(stream, 0, values);
-        }
-        if self.used + bytes > self.pinned.len() {
-            stream.synchronise()?;
-            self.used = 0;
-        }
-        let room = &mut self.pinned[self.used..self.used + bytes];
-        let at = room.as_mut_ptr().cast::<T>();
-        // SAFETY: the room is as long as `values` and nobody else's; its place is aligned to 16 bytes, more than any number's.
-        // What is copied from it stays there until the stream has been waited for, here or by the caller of `clear`.
-        let copied = unsafe {
-            std::ptr::copy_nonoverlapping(values.as_ptr(), at, values.len());
-            to.upload_later(stream, 0, std::slice::from_raw_parts(at, values.len()))
-        };
-        self.used += bytes.next_multiple_of(OUTBOX_ALIGN);
-        copied
     }
 }
 

@@ -5,6 +5,7 @@
 mod cut;
 mod step;
 
+pub(crate) use cut::meets_sums;
 pub use step::StepRecord;
 
 use gguf::TensorType;

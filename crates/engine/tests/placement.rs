@@ -355,6 +355,61 @@ fn qwen2_is_the_same_wherever_its_cells_are() {
     placed_anywhere("qwen2.5-0.5b", "qwen2.5-0.5b-instruct.q4_k_m", &kvs, 1, 8);
 }
 
+/// Window, slots and share change between tokens.
+#[test]
+fn cells_may_be_placed_anew_while_tokens_are_generated() {
+    const STEPS: usize = 3;
+    let _alone = alone();
+    let model = load(&common::model_path("smollm2"), Isa::best(), 2);
+    let past = 2 * GROUP * BLOCK_CELLS + 300;
+    let ways = [
+        (4, 8, 0.0),
+        (2, 3, 0.5),
+        (11, 1, 0.0),
+        (1, 5, 1.0),
+        (3, 8, 0.26),
+    ];
+    let tokens = tokens("smollm2-135m-instruct.q4_1", past + STEPS * ways.len());
+    let digest = |moves: bool| {
+        let placing = Placing {
+            window_blocks: Some(10),
+            tail_blocks: 100,
+            staging_slots: 8,
+            kv_share: 1.0,
+            ..Placing::RESIDENT
+        };
+        let options = SessionOptions {
+            n_ctx: tokens.len(),
+            placing: if moves { placing } else { Placing::RESIDENT },
+            ..SessionOptions::for_model(model.config())
+        };
+        let mut session = Session::new(&model, &options).expect("a session");
+        session
+            .prefill(&tokens[..past], Wanted::None)
+            .expect("it fits");
+        let mut hash = LogitsHash::default();
+        for (tokens, (window, slots, share)) in tokens[past..].chunks(STEPS).zip(ways) {
+            if moves {
+                let placing = Placing {
+                    window_blocks: Some(window),
+                    staging_slots: slots,
+                    kv_share: share,
+                    ..placing
+                };
+                session.place(&placing).expect("host memory has room");
+                let in_host = session.spread().host_bytes > 0;
+                assert_eq!(in_host, window < past.div_ceil(BLOCK_CELLS) || window == 11);
+            }
+            for &token in tokens {
+                session.decode(token).expect("it fits");
+                hash.update(session.logits());
+            }
+        }
+        hash.hex()
+    };
+    assert_eq!(digest(false), digest(true));
+}
+
 /// A small model with several tensor types, odd sizes and a text of more than a block: everything, the plain
 /// definition included, in every way.
 #[test]

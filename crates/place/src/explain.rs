@@ -238,7 +238,19 @@ impl Plan {
         }
         if l.staging_slots > 0 {
             let of = exact(l.staging_slot_bytes);
-            lines.push(format!("staging: {} slots of {of}", l.staging_slots));
+            let streamed = self
+                .predicted
+                .last()
+                .map_or(0.0, |p| p.token.streamed_bytes);
+            let mut line = format!("staging: {} slots of {of}", l.staging_slots);
+            if streamed > 0.0 {
+                let _ = write!(
+                    line,
+                    ", through which {} a token go at full context: while one half of them is attended the other is filled",
+                    exact(streamed as u64)
+                );
+            }
+            lines.push(line);
         }
         lines
     }

@@ -306,13 +306,12 @@ fn a_devices_work_space_and_padding() {
     assert_eq!(work.activations, activations);
     let values = 1024 * 14_336;
     let acts = values + values / 32 * 8 + values / 256 * 4 + values / 16 * 2 + 4 * 4096;
-    let lists = 32 * (24 * 33 + 4 + 24 + 4);
+    let lists = 32 * (2 * (24 * 33 + 4) + 24 + 4 + 8 * 33 + 4);
     let partial = 4 * 32 * (2 + 128);
     let angles = 4 * 4 * 512 * 64;
     let ids = 4 + 4 * 512 + 4 * 32;
     let shares = 132 * (4 * 2 * 128 * 128 + 4 * 8);
-    let scratch =
-        2 * acts + shares + lists + 33 * partial + 33 * 8 + 4 + 5 * 512 * partial + angles + ids;
+    let scratch = 2 * acts + shares + lists + 33 * partial + 5 * 512 * partial + angles + ids;
     assert_eq!(work.scratch, scratch);
     assert_eq!(work.logits, 4 * (2 * 8 * 4096 + 8 * 100_000));
     assert_eq!(work.total, activations + scratch + work.logits);

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
 use engine::experts::Emulated;
+use engine::session::Transfers;
 use place::bytes::KvType;
 use place::cost::SpillModel;
 use place::decide::{self, ExpertCache, Request};
@@ -161,6 +162,9 @@ pub struct BudgetFlags {
     /// Copies of blocks of cells that can be on their way to the device or in use [default: what is worth most]
     #[arg(long, value_name = "SLOTS")]
     pub staging: Option<u64>,
+    /// Host memory for cells that may be pinned, so that the device copies it by itself [default: all that is needed]
+    #[arg(long, value_name = "MIB")]
+    pub pin_max: Option<u64>,
     /// Device memory for a mixture's experts, in MiB or as a part of all of them; the others are in host memory [default: what is worth most]
     #[arg(long, value_name = "MIB|N%", value_parser = expert_cache)]
     pub expert_cache: Option<ExpertCache>,
@@ -230,6 +234,17 @@ impl BudgetFlags {
             }
         }
         Ok(())
+    }
+
+    /// How cells get to host memory and back.
+    pub fn transfers(&self) -> Transfers {
+        let worse = self.emulate.unwrap_or_default().experts;
+        Transfers {
+            pin_max_bytes: self.pin_max.map(|mib| mib.saturating_mul(1 << 20)),
+            link_gb_s: worse.link_gb_s,
+            host_copy: worse.host_copy,
+            staging_fails: worse.staging_fails,
+        }
     }
 
     /// Says it in a request.

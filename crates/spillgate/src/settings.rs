@@ -318,6 +318,7 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
     let worse = flags.budget.emulate.unwrap_or_default();
     experts::start_hogs(worse.hogs);
     let emulated = worse.experts;
+    let transfers = flags.budget.transfers();
     Ok(match need {
         Need::Chosen | Need::Shared(_) => Asked {
             n_ctx: ctx,
@@ -334,6 +335,7 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
             device,
             expert_shares,
             emulated,
+            transfers,
         },
         Need::Cells(needed) => {
             let needed = needed as u64;
@@ -352,6 +354,7 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
                 device,
                 expert_shares,
                 emulated,
+                transfers,
             }
         }
     })

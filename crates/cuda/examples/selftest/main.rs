@@ -1,6 +1,6 @@
 //! Tests every kernel on the present device, or those of some formats, and measures with `--bench`.
 //!
-//! `cargo run --release -p cuda --example selftest -- [--device N] [--portable] [--bench] [FORMAT...]`
+//! `cargo run --release -p cuda --example selftest -- [--device N] [--portable] [--bench] [--only products|experts|others] [FORMAT...]`
 
 use std::process::ExitCode;
 
@@ -30,6 +30,12 @@ fn run() -> Result<bool, Failure> {
         match arg.as_str() {
             "--device" => ordinal = args.next().and_then(|n| n.parse().ok()).unwrap_or(0),
             "--portable" => options.target = Target::Portable,
+            "--only" => {
+                let part = args.next().unwrap_or_default();
+                options.products = part == "products";
+                options.experts = part == "experts";
+                options.others = part == "others";
+            }
             "--bench" => (measure, test) = (true, false),
             name => match TensorType::ALL
                 .iter()

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use crate::error::Error;
-use crate::memory::{Buffer, Outbox, Plain};
+use crate::kernel::Start;
+use crate::memory::{Buffer, Plain};
+use crate::outbox::Outbox;
 use crate::stream::Stream;
 
 /// Cells a block.
@@ -204,12 +206,12 @@ impl Table {
     pub unsafe fn send(
         &mut self,
         stream: &Stream,
+        start: Start,
         outbox: &mut Outbox,
         blocks: &[KvBlock],
     ) -> Result<(), Error> {
         self.accept(blocks)?;
-        outbox.send(stream, blocks, &mut self.entries)?;
-        outbox.send(stream, &[blocks.len() as u32], &mut self.count)
+        outbox.send(stream, start, blocks, &mut self.entries, &mut self.count)
     }
 
     fn accept(&mut self, blocks: &[KvBlock]) -> Result<(), Error> {
@@ -287,7 +289,7 @@ unsafe impl Plain for Entry {}
 pub struct Parts {
     pub(super) entries: Buffer<Entry>,
     pub(super) count: Buffer<u32>,
-    /// One more than the largest slot of blocks and of groups that the list ever had.
+    /// One more than the largest slot of blocks and of groups in the list.
     pub(super) end: [usize; 2],
 }
 
@@ -322,12 +324,12 @@ impl Parts {
     pub fn send(
         &mut self,
         stream: &Stream,
+        start: Start,
         outbox: &mut Outbox,
         parts: &[Part],
     ) -> Result<(), Error> {
         let entries = self.accept(parts)?;
-        outbox.send(stream, &entries, &mut self.entries)?;
-        outbox.send(stream, &[parts.len() as u32], &mut self.count)
+        outbox.send(stream, start, &entries, &mut self.entries, &mut self.count)
     }
 
     fn accept(&mut self, parts: &[Part]) -> Result<Vec<Entry>, Error> {
@@ -352,19 +354,21 @@ impl Parts {
             }
         }
         let mut entries = Vec::with_capacity(parts.len());
+        let mut ends = [0; 2];
         for part in parts {
             let (slot, group) = (part.slot(), part.group());
             if slot.max(group) >= 1 << 31 {
                 return Err(too_many(slot.max(group), 1 << 31));
             }
             let of_groups = matches!(part, Part::Group { .. });
-            let end = &mut self.end[usize::from(of_groups)];
+            let end = &mut ends[usize::from(of_groups)];
             *end = (*end).max(slot + 1);
             entries.push(Entry {
                 slot: slot as u32,
                 group: group as u32 | u32::from(of_groups) << 31,
             });
         }
+        self.end = ends;
         Ok(entries)
     }
 }

@@ -5,7 +5,8 @@ use super::prefill::{Spans, Step};
 use super::{Attention, Params, Turn};
 use crate::error::Error;
 use crate::kernel::Start;
-use crate::memory::{Buffer, Outbox};
+use crate::memory::Buffer;
+use crate::outbox::Outbox;
 use crate::stream::Stream;
 
 /// Some cells of a block.
@@ -26,6 +27,7 @@ impl Attention {
     fn list(
         &self,
         stream: &Stream,
+        start: Start,
         outbox: &mut Outbox,
         table: &mut Table,
         over: &[Over<'_>],
@@ -52,7 +54,7 @@ impl Attention {
         }
         // SAFETY: the slabs are borrowed while the work that uses the list is given to the stream; a buffer that is dropped
         // later waits for that work, and every use of the table comes through here, with blocks that live.
-        unsafe { table.send(stream, outbox, &blocks) }
+        unsafe { table.send(stream, start, outbox, &blocks) }
     }
 
     /// [`Attention::append`] to one block, which needs no list: of `tokens` tokens, the first one's cell being `position`, those that are cells of it.
@@ -89,7 +91,7 @@ impl Attention {
         v: &mut Buffer<f32>,
         how: &Turn<'_>,
     ) -> Result<(), Error> {
-        self.list(stream, outbox, table, std::slice::from_ref(block), 0)?;
+        self.list(stream, start, outbox, table, std::slice::from_ref(block), 0)?;
         self.turn(stream, start, 1, q, k, v, how, Some((table, position)))
     }
 
@@ -108,7 +110,7 @@ impl Attention {
         q: &Buffer<f32>,
         partials: &mut Partials,
     ) -> Result<(), Error> {
-        self.list(stream, outbox, table, over, first_slot)?;
+        self.list(stream, start, outbox, table, over, first_slot)?;
         self.decode(stream, start, table, position, params, q, partials)
     }
 
@@ -128,7 +130,7 @@ impl Attention {
         spans: &mut Spans,
         out: &mut Buffer<f32>,
     ) -> Result<(), Error> {
-        self.list(stream, outbox, table, over, 0)?;
+        self.list(stream, Start::After, outbox, table, over, 0)?;
         self.prefill(
             stream,
             Start::After,

@@ -204,7 +204,7 @@ impl ManyCut {
 }
 
 /// Whether a format of class `Block256` has minima or a bias, which meet sums of activations.
-fn meets_sums(ty: TensorType) -> bool {
+pub(crate) fn meets_sums(ty: TensorType) -> bool {
     use TensorType as T;
     matches!(ty, T::Q2_K | T::Q3_K | T::Q4_K | T::Q5_K | T::Q6_K)
 }

@@ -130,15 +130,31 @@ fn extreme_block(random: &mut Random, ty: TensorType, row: usize, block: &mut [u
     }
 }
 
-/// Tiles of `n` rows of `k` values.
+/// Tiles of `n` rows of `k` values, ordinary and extreme ones.
 pub(super) fn weights(random: &mut Random, ty: TensorType, n: usize, k: usize) -> Vec<u8> {
+    weights_of(random, ty, n, k, |row| row)
+}
+
+/// The same of ordinary ones, for what reads all rows' products: nearly all would be NaN.
+pub(super) fn plain_weights(random: &mut Random, ty: TensorType, n: usize, k: usize) -> Vec<u8> {
+    weights_of(random, ty, n, k, |_| 0)
+}
+
+/// Each row is of the kind of another one.
+fn weights_of(
+    random: &mut Random,
+    ty: TensorType,
+    n: usize,
+    k: usize,
+    kind: impl Fn(usize) -> usize,
+) -> Vec<u8> {
     let layout = Layout::of(ty).expect("a supported format");
     let (bytes, blocks) = (layout.block_bytes(), k / layout.block_len());
     let row_bytes = bytes * blocks;
     let mut file = vec![0; n * row_bytes];
     for (row, out) in file.chunks_exact_mut(row_bytes).enumerate() {
         for block in out.chunks_exact_mut(bytes) {
-            extreme_block(random, ty, row, block);
+            extreme_block(random, ty, kind(row), block);
         }
     }
     let mut tiles = vec![0; file.len()];

@@ -7,6 +7,7 @@ mod attention;
 mod data;
 mod doorbell;
 mod elementwise;
+mod experts;
 mod products;
 mod prompts;
 mod turn;
@@ -29,7 +30,11 @@ pub struct Options {
     pub target: Target,
     /// Of the random inputs.
     pub seed: u64,
-    /// Whether all that is not a product is tested, too: attention, what is done to heads, element-wise operations, hand-overs.
+    /// Whether products are.
+    pub products: bool,
+    /// Whether mixtures of experts are.
+    pub experts: bool,
+    /// Whether all else is tested, too: attention, what is done to heads, element-wise operations, hand-overs.
     pub others: bool,
 }
 
@@ -45,6 +50,8 @@ impl Default for Options {
             formats: formats::supported().to_vec(),
             target: Target::Best,
             seed: 1,
+            products: true,
+            experts: true,
             others: true,
         }
     }
@@ -123,9 +130,19 @@ pub fn run(
         report(&row);
         rows.push(row);
     };
-    products::activations(&stream, options, &mut done)?;
+    if options.products {
+        products::activations(&stream, options, &mut done)?;
+    }
     for &ty in &options.formats {
-        products::format(&stream, options, ty, &mut done)?;
+        if options.products {
+            products::format(&stream, options, ty, &mut done)?;
+        }
+        if options.experts {
+            experts::format(&stream, options, ty, &mut done)?;
+        }
+    }
+    if options.experts {
+        experts::routes(&stream, target, &mut done)?;
     }
     if options.others {
         elementwise::rows(device, target, &mut done)?;

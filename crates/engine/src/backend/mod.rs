@@ -89,6 +89,19 @@ pub(crate) struct Turn<'a> {
     pub(crate) rotation: Rotation,
 }
 
+/// How cells get to the device and back: what a slower machine is bound by, or is told to be.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Transfers {
+    /// Host memory for cells that may be pinned; the rest goes to the device through pinned memory that is filled by the CPU.
+    pub pin_max_bytes: Option<u64>,
+    /// A slower link than there is.
+    pub link_gb_s: Option<f64>,
+    /// As if nothing could be pinned but what all copies go through.
+    pub host_copy: bool,
+    /// As if the device refused a staging ring of more than two slots.
+    pub staging_fails: bool,
+}
+
 /// What sessions compute on. Shapes: T tokens, D width, H query heads, K KV heads, C head size, F feed-forward width, V vocabulary.
 ///
 /// Matrices and vectors of weights are those of [`Backend::model`].
@@ -99,6 +112,8 @@ pub(crate) trait Backend: Debug + Sized {
     const TOGETHER: bool;
     /// Whether a token's bits are the same as a prompt's and as a generated one.
     const ALIKE: bool;
+    /// Whether a generated token's spans that are streamed may come after all others, whatever their positions.
+    const STREAMED_LAST: bool;
 
     /// `f32` values in device memory.
     type Array: Debug;
@@ -138,8 +153,8 @@ pub(crate) trait Backend: Debug + Sized {
 
     /// Makes a staging ring of `slots` slots of `bytes` each.
     fn make_slots(&mut self, slots: usize, bytes: usize) -> Result<(), Error>;
-    /// Begins to copy bytes of a host slab to a slot.
-    fn stage(&mut self, from: &Self::HostSlab, at: Range<usize>, slot: usize);
+    /// Begins to copy bytes of each of some host slabs to slots from `first_slot` on.
+    fn stage(&mut self, from: &[&Self::HostSlab], at: Range<usize>, first_slot: usize);
 
     /// Has experts placed as a store says: makes its slots, and fills them with what it knows to be used. [`mix`](Self::mix) then serves
     /// experts as the store says.
@@ -181,6 +196,21 @@ pub(crate) trait Backend: Debug + Sized {
         normed: &mut Self::Array,
         outputs: [(&Linear, &mut Self::Array); N],
     );
+    /// The same before a mixture of experts: its router's product. What else the mixture reads of the norm's result is made ready, too.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    fn enter_mixture(
+        &mut self,
+        added: Option<Added<'_, Self>>,
+        norm: &Vector,
+        mixture: &Mixture,
+        tokens: usize,
+        x: &mut Self::Array,
+        normed: &mut Self::Array,
+        scores: &mut Self::Array,
+    ) {
+        let outputs = [(&mixture.router, scores)];
+        self.enter(added, norm, tokens, x, normed, outputs);
+    }
     /// Norms (where the architecture does) and turns `q` `[T, H, C]` and `k` `[T, K, C]`, then rotates what is to be rotated.
     fn turn(
         &mut self,
@@ -216,8 +246,9 @@ pub(crate) trait Backend: Debug + Sized {
         self.turn(turn, 1, q, k, v);
         self.append(attending, slab, block, 0..1, k, v);
     }
-    /// Attends the sequence's rows of `q` `[T, H, C]` over spans in ascending order, in one call or several; after the last, the same rows of
-    /// `out` `[T, H, C]` are the result, for [`leave`](Self::leave) to go on with.
+    /// Attends the sequence's rows of `q` `[T, H, C]` over spans in ascending order, in one call or several (where
+    /// [`STREAMED_LAST`](Self::STREAMED_LAST) holds, the streamed ones of a generated token, ascending, in calls after that for all others);
+    /// after the last, the same rows of `out` `[T, H, C]` are the result, for [`leave`](Self::leave) to go on with.
     fn attend(
         &mut self,
         attending: &Attending<'_>,
@@ -244,7 +275,7 @@ pub(crate) trait Backend: Debug + Sized {
         up: &Self::Array,
         delta: &mut Self::Array,
     );
-    /// The way through a mixture of experts and out of it: what the experts that `scores` `[T, E]` choose, and the shared one, give of
+    /// The way through a mixture of experts and out of it, behind [`enter_mixture`](Self::enter_mixture): what the experts that `scores` `[T, E]` choose, and the shared one, give of
     /// `normed` `[T, D]`, weighted and summed, to `delta` `[T, D]`, whose room is twice that. `gate` and `up` `[T, F]` are work space.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     fn mix(

@@ -8,6 +8,7 @@
 //! None of this changes a bit of any result: spans are attended in the order of positions, wherever they are.
 
 pub(crate) mod file;
+mod layer;
 mod random;
 mod sequence;
 mod stage;
@@ -16,7 +17,7 @@ mod store;
 mod tests;
 mod together;
 
-use crate::backend::{At, Backend, CELLS, GROUP, KvShape, Placed, Step, Turn};
+use crate::backend::{Backend, CELLS, GROUP, KvShape};
 use crate::error::Error;
 use crate::model::Config;
 use place::gate::Finding;
@@ -24,8 +25,8 @@ use sequence::Sequence;
 use stage::Stage;
 use std::ops::Range;
 use store::{Id, Store, Version};
+use together::Part;
 pub(crate) use together::Taking;
-use together::{Part, attending};
 
 /// Where cells may be.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -64,7 +65,7 @@ impl Placing {
     };
 
     /// Whether a context of so many cells may have some in host memory.
-    pub(crate) fn spills(&self, n_ctx: usize) -> bool {
+    pub fn spills(&self, n_ctx: usize) -> bool {
         self.window_blocks
             .is_some_and(|blocks| blocks < n_ctx.div_ceil(CELLS))
     }
@@ -88,23 +89,21 @@ struct LayerAt {
     at: Range<usize>,
 }
 
-/// How a span is reached.
+/// Where a span is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum How {
+enum Lies {
     Device,
-    /// By the CPU, in host memory.
-    Host,
-    /// Through the staging ring, as its `n`th piece of each layer.
-    Streamed(usize),
+    /// In host memory, as the `n`th piece of the tail: either the CPU attends it there, or it is streamed.
+    Host(usize),
 }
 
-/// A span of the step in work, and how it is reached.
+/// A span of the step in work, and where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Reached {
     block: usize,
     cells: (usize, usize),
     id: Id,
-    how: How,
+    lies: Lies,
 }
 
 /// The cells of some sequences, one of which is in work.
@@ -142,8 +141,11 @@ pub(crate) struct Cache<B: Backend> {
     is_unusual: bool,
     /// What the stores had moved when the step in work was planned.
     moves: (u64, u64),
-    /// Work space: what a step streams.
+    /// Groups of the tail that the CPU attends in the step in work, by layers that see everything.
+    cpu_groups: Vec<usize>,
+    /// Work space: what is in host memory, and from which piece on each layer streams it.
     tail: Vec<(Id, Version)>,
+    first_streamed: Vec<usize>,
 }
 
 impl<B: Backend> Cache<B> {
@@ -209,7 +211,9 @@ impl<B: Backend> Cache<B> {
             moves: (0, 0),
             full_spans: Vec::new(),
             ring_spans: Vec::new(),
+            cpu_groups: Vec::new(),
             tail: Vec::new(),
+            first_streamed: Vec::new(),
         }
     }
 
@@ -220,6 +224,11 @@ impl<B: Backend> Cache<B> {
     /// Staging slots, each a block of one layer.
     pub(crate) fn slots(&self) -> usize {
         self.stage.slots()
+    }
+
+    /// There are so many slots instead, before any is used.
+    pub(crate) fn set_slots(&mut self, slots: usize) {
+        self.stage = Stage::new(slots);
     }
 
     /// Bytes with a full context, which all sequences share: each but one may leave a block begun.
@@ -301,7 +310,7 @@ impl<B: Backend> Cache<B> {
             && !self.is_unusual
             && self.full_spans == self.spans_before[0]
             && self.ring_spans == self.spans_before[1]
-            && self.full_spans.iter().all(|span| span.how == How::Device);
+            && self.full_spans.iter().all(|span| span.lies == Lies::Device);
         Ok(())
     }
 
@@ -313,6 +322,18 @@ impl<B: Backend> Cache<B> {
     /// Whether there are groups in host memory that the CPU can take.
     pub(crate) fn has_tail(&self) -> bool {
         self.whole_groups(self.sequence()) > 0
+    }
+
+    /// Changes window, share and slots. Cells beyond the window go to host memory; those of the last block stay.
+    pub(crate) fn place(&mut self, backend: &mut B, placing: &Placing) -> Result<(), Error> {
+        self.kv_share = placing.kv_share;
+        self.stage.limit(placing.staging_slots);
+        if self.stage.slots() > 0 {
+            let window = placing.window_blocks.unwrap_or(usize::MAX);
+            self.full.set_device_max(window.max(1));
+        }
+        let last = self.sequence().full.iter().map(|(_, id)| id).last();
+        self.make_room(backend, 0, last.as_slice())
     }
 
     /// Changes the part of the tail that the CPU attends.
@@ -375,7 +396,7 @@ impl<B: Backend> Cache<B> {
     /// Spills until device memory has room for `needed` slabs: the oldest blocks of the sequence in work first, then those of others,
     /// never some to keep.
     fn make_room(&mut self, backend: &mut B, needed: usize, keep: &[Id]) -> Result<(), Error> {
-        while self.full.device_room() < needed {
+        while self.full.is_over() || self.full.device_room() < needed {
             let sequence = self.sequence();
             let others = self.sequences.iter().flatten();
             let victim = sequence
@@ -422,6 +443,20 @@ impl<B: Backend> Cache<B> {
 
     /// What the step attends: all blocks, also cells that are still to be written, which nobody sees before.
     fn plan(&mut self, takings: &[Taking]) {
+        // The CPU takes its share of one generated token alone.
+        let whole = match takings {
+            [taking] if taking.generated && B::CPU_SHARES => {
+                let sequence = self.sequences[taking.sequence].as_ref();
+                sequence.map_or(0, |sequence| self.whole_groups(sequence))
+            }
+            _ => 0,
+        };
+        let layers = self.full_layers.len();
+        self.cpu_groups.clear();
+        let groups = (0..layers).map(|layer| cpu_groups(whole as f64 * self.kv_share, layer));
+        self.cpu_groups.extend(groups);
+        self.first_streamed.clear();
+        self.first_streamed.resize(layers, 0);
         self.tail.clear();
         self.full_spans.clear();
         self.ring_spans.clear();
@@ -443,36 +478,34 @@ impl<B: Backend> Cache<B> {
             self.positions.push(position..position + taking.tokens);
             row += taking.tokens;
         }
-        self.stage.set_tail(&mut self.tail);
+        self.stage
+            .set_tail(&mut self.tail, &mut self.first_streamed);
     }
 
     fn plan_part(&mut self, taking: &Taking) {
         let n = usize::MAX;
         let sequence = self.sequences[taking.sequence].as_ref();
         let sequence = sequence.expect("the one in work exists");
-        let by_cpu = if taking.generated && B::CPU_SHARES {
-            self.cpu_groups(sequence)
-        } else {
-            0..0
-        };
         for (block, id) in sequence.full.iter() {
             let mut parts = sequence.parts(block, n).peekable();
             if parts.peek().is_none() {
                 continue;
             }
-            let how = if self.full.is_on_device(id) {
-                How::Device
-            } else if by_cpu.contains(&(block / GROUP)) {
-                How::Host
+            let lies = if self.full.is_on_device(id) {
+                Lies::Device
             } else {
+                let groups = self.cpu_groups.iter();
+                for (first, &groups) in self.first_streamed.iter_mut().zip(groups) {
+                    *first += usize::from(block / GROUP < groups);
+                }
                 self.tail.push((id, self.full.version(id)));
-                How::Streamed(self.tail.len() - 1)
+                Lies::Host(self.tail.len() - 1)
             };
             self.full_spans.extend(parts.map(|cells| Reached {
                 block,
                 cells,
                 id,
-                how,
+                lies,
             }));
         }
         for (block, id) in sequence.ring.iter() {
@@ -481,15 +514,9 @@ impl<B: Backend> Cache<B> {
                 block,
                 cells,
                 id,
-                how: How::Device,
+                lies: Lies::Device,
             }));
         }
-    }
-
-    /// The groups that the CPU attends: its share of those that are in host memory as a whole, the first ones.
-    fn cpu_groups(&self, sequence: &Sequence) -> Range<usize> {
-        let whole = self.whole_groups(sequence);
-        0..(whole as f64 * self.kv_share).round() as usize
     }
 
     /// Groups that are in host memory as a whole, from the first on.
@@ -502,142 +529,6 @@ impl<B: Backend> Cache<B> {
             .iter()
             .find(|&(_, id)| self.full.is_on_device(id));
         on_device.map_or(0, |(block, _)| block) / GROUP
-    }
-
-    /// Turns the tokens' queries `q` `[T, H, C]` and stores their cells of a layer, made of `k` `[T, K, C]` and `v` `[T, K, C]`, which need
-    /// not hold anything of use afterwards.
-    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
-    pub(crate) fn turn_and_append(
-        &mut self,
-        backend: &mut B,
-        layer: usize,
-        tokens: usize,
-        turn: &Turn<'_>,
-        q: &mut B::Array,
-        k: &mut B::Array,
-        v: &mut B::Array,
-    ) {
-        if tokens == 1 {
-            let (shape, LayerAt { at, .. }) = (self.shape, self.layers[layer].clone());
-            let attending = attending(&self.work[0], layer, None, &shape, &at);
-            let block = attending.position / CELLS;
-            let slab = self.writable(0, layer, block);
-            return backend.turn_and_append(turn, &attending, slab, block, q, k, v);
-        }
-        backend.turn(turn, tokens, q, k, v);
-        self.append(backend, layer, k, v);
-    }
-
-    /// Stores the tokens' cells of a layer: `k` `[T, K, C]`, `v` `[T, K, C]`.
-    pub(crate) fn append(&mut self, backend: &mut B, layer: usize, k: &B::Array, v: &B::Array) {
-        let (shape, LayerAt { at, .. }) = (self.shape, self.layers[layer].clone());
-        for part in 0..self.work.len() {
-            let attending = attending(&self.work[part], layer, None, &shape, &at);
-            let mut done = 0;
-            while done < attending.tokens {
-                let cell = attending.position + done;
-                let count = (CELLS - cell % CELLS).min(attending.tokens - done);
-                let slab = self.writable(part, layer, cell / CELLS);
-                backend.append(&attending, slab, cell / CELLS, done..done + count, k, v);
-                done += count;
-            }
-        }
-    }
-
-    /// The slab that a layer's part of a block of a sequence of the step is written to.
-    fn writable(&mut self, part: usize, layer: usize, block: usize) -> &mut B::Slab {
-        let sequence = self.sequences[self.work[part].taking.sequence].as_ref();
-        let sequence = sequence.expect("the one in work exists");
-        let (store, track) = if self.layers[layer].windowed {
-            (&mut self.ring, &sequence.ring)
-        } else {
-            (&mut self.full, &sequence.full)
-        };
-        store.device_mut(track.get(block).expect("reserved"))
-    }
-
-    /// Attends the tokens' queries `q` `[T, H, C]` over all cells of a layer.
-    pub(crate) fn attend(
-        &mut self,
-        backend: &mut B,
-        layer: usize,
-        q: &B::Array,
-        out: &mut B::Array,
-    ) {
-        for part in 0..self.work.len() {
-            self.attend_part(backend, part, layer, q, out);
-        }
-    }
-
-    fn attend_part(
-        &mut self,
-        backend: &mut B,
-        part: usize,
-        layer: usize,
-        q: &B::Array,
-        out: &mut B::Array,
-    ) {
-        let LayerAt {
-            windowed,
-            index,
-            at,
-        } = &self.layers[layer];
-        let part = &self.work[part];
-        let window = if *windowed { self.window } else { None };
-        let attending = attending(part, layer, window, &self.shape, at);
-        let (store, spans) = if *windowed {
-            (&self.ring, &self.ring_spans[part.ring.clone()])
-        } else {
-            (&self.full, &self.full_spans[part.full.clone()])
-        };
-        let device = |id| store.device(id).expect("planned as in device memory");
-        let mut placed: Vec<Placed<'_, B>> = Vec::with_capacity(spans.len());
-        let mut held: Vec<usize> = Vec::new();
-        let mut is_first = true;
-        let mut streamed = None;
-        // While some slots are attended, the others are filled.
-        let at_once = (self.stage.slots() / 2).max(1);
-        for span in spans {
-            let at = match span.how {
-                How::Device => At::Device(device(span.id)),
-                How::Host => At::Host(store.host(span.id).expect("planned as in host memory")),
-                How::Streamed(n) => {
-                    if streamed != Some(n) {
-                        if held.len() == at_once {
-                            let step = Step {
-                                first: is_first,
-                                last: false,
-                            };
-                            backend.attend(&attending, q, &placed, step, out);
-                            placed.clear();
-                            is_first = false;
-                            self.stage
-                                .give_back(backend, store, &self.full_layers, &mut held);
-                        }
-                        let slot = self
-                            .stage
-                            .take(backend, store, &self.full_layers, *index, n);
-                        held.push(slot);
-                        streamed = Some(n);
-                    }
-                    At::Staged(*held.last().expect("just taken"))
-                }
-            };
-            placed.push(Placed {
-                index: span.block,
-                cells: span.cells,
-                at,
-            });
-        }
-        let step = Step {
-            first: is_first,
-            last: true,
-        };
-        backend.attend(&attending, q, &placed, step, out);
-        if !held.is_empty() {
-            self.stage
-                .give_back(backend, store, &self.full_layers, &mut held);
-        }
     }
 
     /// Forgets the cells from position `n` on. Where a layer with a window no longer has what a token at `n` would see, everything is
@@ -754,4 +645,11 @@ impl<B: Backend> Cache<B> {
         }
         true
     }
+}
+
+/// The groups of the tail that the CPU attends in a layer, of `each` on average: their share goes round so that all layers together come as
+/// near to it as can be.
+fn cpu_groups(each: f64, layer: usize) -> usize {
+    let until = |layers: usize| (each * layers as f64).round() as usize;
+    until(layer + 1) - until(layer)
 }

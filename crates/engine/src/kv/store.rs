@@ -8,11 +8,11 @@ use crate::error::Error;
 
 /// A slab of a [`Store`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Id(u32);
+pub(super) struct Id(pub(super) u32);
 
 /// What a slab held at some time: differs from any other slab's, and from its own after a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Version(u64);
+pub(super) struct Version(pub(super) u64);
 
 #[derive(Debug)]
 enum Memory<B: Backend> {
@@ -71,7 +71,16 @@ impl<B: Backend> Store<B> {
 
     /// Slabs that device memory has room for beside those that are there.
     pub(super) fn device_room(&self) -> usize {
-        self.device_max - self.device
+        self.device_max.saturating_sub(self.device)
+    }
+
+    /// Whether there are more than may be since the last change of it.
+    pub(super) fn is_over(&self) -> bool {
+        self.device > self.device_max
+    }
+
+    pub(super) fn set_device_max(&mut self, slabs: usize) {
+        self.device_max = slabs;
     }
 
     pub(super) fn device_max(&self) -> usize {

@@ -31,6 +31,8 @@ enum Op {
     Spill(usize),
     /// One comes back before it must.
     Fetch(usize),
+    /// Another window, other slots, another share.
+    Place(usize, usize, f64),
     /// To a file.
     Save,
     /// From a file, if one was written.
@@ -48,6 +50,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => any::<usize>().prop_map(Op::Forget),
         2 => any::<usize>().prop_map(Op::Spill),
         2 => any::<usize>().prop_map(Op::Fetch),
+        2 => (1usize..8, 1usize..6, 0.0..=1.0).prop_map(|(w, slots, share)| Op::Place(w, slots, share)),
         1 => Just(Op::Save),
         1 => Just(Op::Restore),
     ]
@@ -213,6 +216,19 @@ impl<'m> World<'m> {
                 } else {
                     store.fetch(backend, id).unwrap();
                 }
+            }
+            Op::Place(window, slots, share) => {
+                if self.cache.slots() == 0 {
+                    return;
+                }
+                let placing = Placing {
+                    window_blocks: Some(window),
+                    staging_slots: slots,
+                    kv_share: share,
+                    ..Placing::RESIDENT
+                };
+                self.cache.place(&mut self.backend, &placing).unwrap();
+                assert!(self.cache.full.in_device() <= window);
             }
             Op::Save => {
                 let expected = self.expected().clone();

@@ -1,6 +1,5 @@
 //! Hyper-parameters from a file's metadata, checked.
 
-use super::ComputeDevice;
 use super::limits::{CONTEXT_MAX, HEAD_MAX, HEADS_MAX, LAYERS_MAX, WIDTH_MAX};
 use super::rope::{Rope, Scaling};
 use crate::error::Error;
@@ -168,17 +167,6 @@ impl<'a> Keys<'a> {
 }
 
 impl Config {
-    /// Why a model does not run on a device; `None` if it does.
-    pub(super) fn problem_on(&self, device: ComputeDevice) -> Option<String> {
-        let (ComputeDevice::Cuda(_), Some(experts)) = (device, &self.experts) else {
-            return None;
-        };
-        let experts = experts.routing.experts;
-        Some(format!(
-            "a mixture of {experts} experts does not run on {device} yet"
-        ))
-    }
-
     /// Reads what all supported architectures share; `vocab` is the number of rows of the embedding. The plain choices (no
     /// windows, no caps, SiLU, NeoX rope) are what an architecture's file then changes.
     pub(super) fn common(meta: &Metadata, keys: &Keys<'_>, n_vocab: usize) -> Result<Self, Error> {

@@ -5,6 +5,7 @@ use super::config::{Config, Experts};
 use super::weights::{Loader, Matrix, Vector, Weights};
 use crate::error::Error;
 use cpu::mixture::Expert as ExpertView;
+use cuda::experts::Blob;
 use std::ops::Range;
 
 /// A product's weights and what is added to its result.
@@ -109,6 +110,21 @@ impl Expert {
             down: self.down.view_in(copy, first),
             biases: biases.map(|biases| biases.each_ref().map(|bias| bias.bytes_in(copy, first))),
         }
+    }
+
+    /// Gate, the first of its matrices.
+    pub(crate) fn first(&self) -> &Matrix {
+        &self.gate
+    }
+
+    /// How it lies in memory, for a device.
+    ///
+    /// # Errors
+    /// If devices have no kernels for it: says why.
+    pub(crate) fn layout(&self) -> Result<Blob, String> {
+        let types = [&self.gate, &self.up, &self.down].map(Matrix::ty);
+        let (width, ff) = (self.gate.k(), self.gate.n());
+        Blob::new(types, width, ff, self.biases.is_some())
     }
 
     /// The matrices that read a layer's normed input.

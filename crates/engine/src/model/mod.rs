@@ -16,6 +16,7 @@ use crate::synth::{Generator, Recipe};
 use arch::Arch;
 use cpu::Isa;
 use cpu::pool::{Pinning, Pool, default_threads};
+use cuda::experts::Blob;
 use gguf::{GgufFile, MapMode};
 use rope::Frequencies;
 use sha2::{Digest, Sha256};
@@ -129,7 +130,7 @@ impl Model {
     /// # Errors
     /// If it runs nowhere.
     pub fn problem_on(file: &GgufFile, device: ComputeDevice) -> Result<Option<String>, Error> {
-        Ok(read_arch(file)?.1.problem_on(device))
+        Ok(problem_on(file, &read_arch(file)?.1, device))
     }
 
     /// [`Model::load`] of an open file.
@@ -142,7 +143,7 @@ impl Model {
         progress: &mut (dyn FnMut(LoadProgress) + Send),
     ) -> Result<Self, Error> {
         let (arch, config) = read_arch(file)?;
-        if let Some(problem) = config.problem_on(options.device) {
+        if let Some(problem) = problem_on(file, &config, options.device) {
             return Err(Error::Options(format!("{problem} (see --device cpu)")));
         }
         let source = match options.contents {
@@ -253,6 +254,28 @@ impl Model {
     pub(crate) fn output(&self) -> &Matrix {
         self.output.as_ref().unwrap_or(&self.embedding)
     }
+}
+
+/// Why a file's model does not run on a device; `None` if it does, or runs nowhere.
+fn problem_on(file: &GgufFile, config: &Config, device: ComputeDevice) -> Option<String> {
+    let (ComputeDevice::Cuda(_), Some(experts)) = (device, &config.experts) else {
+        return None;
+    };
+    (experts.leading_dense..config.n_layer).find_map(|layer| {
+        let part = |part: &str| file.tensor(&format!("blk.{layer}.ffn_{part}"));
+        let types = [
+            part("gate_exps.weight"),
+            part("up_exps.weight"),
+            part("down_exps.weight"),
+        ];
+        let [Some(gate), Some(up), Some(down)] = types else {
+            return None;
+        };
+        let types = [gate, up, down].map(|tensor| tensor.ty);
+        let has_biases = part("gate_exps.bias").is_some();
+        let problem = Blob::new(types, config.width, experts.ff, has_biases).err()?;
+        Some(format!("{problem} do not run on {device}"))
+    })
 }
 
 fn read_arch(file: &GgufFile) -> Result<(&'static Arch, Config), Error> {

@@ -3,7 +3,9 @@
 use super::describe::describe;
 use crate::experts::{Emulated, ExpertPlacing, Policy, Recalled, Settings, Share};
 use crate::gpu::Gpu;
-use crate::session::{ComputeDevice, Gating, N_CTX_DEFAULT, Placing, Session, SessionOptions};
+use crate::session::{
+    ComputeDevice, Gating, N_CTX_DEFAULT, Placing, Session, SessionOptions, Transfers,
+};
 use gguf::GgufFile;
 use place::bytes::{BLOCK_CELLS, GROUP_BLOCKS, KvType};
 use place::cost::{Place, SpillModel, Token};
@@ -37,6 +39,8 @@ pub struct Asked {
     pub expert_shares: [Share; 2],
     /// What is made worse than it is.
     pub emulated: Emulated,
+    /// How cells get to host memory and back.
+    pub transfers: Transfers,
 }
 
 impl Default for Asked {
@@ -48,6 +52,7 @@ impl Default for Asked {
             device: ComputeDevice::Cpu,
             expert_shares: [Share::Auto; 2],
             emulated: Emulated::default(),
+            transfers: Transfers::default(),
         }
     }
 }
@@ -139,6 +144,7 @@ pub fn plan(
         rotate: asked.rotate,
         device: asked.device,
         experts: experts(&plan, asked, &model, machine),
+        transfers: asked.transfers,
     };
     Ok(SessionPlan {
         plan,
@@ -203,15 +209,27 @@ fn experts(plan: &Plan, asked: &Asked, model: &Model, machine: &Profile) -> Opti
     })
 }
 
-/// The machine without a device that does not compute.
+/// The machine without a device that does not compute, and with the link that it is to have.
 fn used<'m>(asked: &Asked, machine: &'m Profile) -> Cow<'m, Profile> {
+    let mut machine = Cow::Borrowed(machine);
     if asked.device == ComputeDevice::Cpu && machine.device.is_some() {
-        return Cow::Owned(Profile {
-            device: None,
-            ..machine.clone()
-        });
+        machine.to_mut().device = None;
     }
-    Cow::Borrowed(machine)
+    if asked.transfers != Transfers::default() {
+        slow_down(machine.to_mut(), &asked.transfers);
+    }
+    machine
+}
+
+/// Gives a machine the link that it is to have.
+pub fn slow_down(machine: &mut Profile, transfers: &Transfers) {
+    if let Some(gb_s) = transfers.link_gb_s {
+        machine.slow_link(gb_s, "emulated link");
+    }
+    if transfers.host_copy {
+        let one = machine.host.copy_gb_s.one.value;
+        machine.slow_link(one, "emulated copies by the CPU");
+    }
 }
 
 /// Whether the plan of a session depends on what the machine can do, and not on its memory alone. Of `machine` the memory counts.
@@ -228,11 +246,16 @@ pub fn needs_rates(
         n_ctx: asked.n_ctx.unwrap_or_else(|| usual_context(&model)),
         ..request(asked)
     };
-    if tier::allowed(&model, request.type_k, request.type_v)?.len() == 1 || asked.n_ctx.is_none() {
-        // The tier is not chosen, and what has no room is in host memory.
-        return Ok(false);
-    }
     let memory = Memory::of_profile(&request, &used(asked, machine));
+    if tier::allowed(&model, request.type_k, request.type_v)?.len() == 1 || asked.n_ctx.is_none() {
+        // The tier is not chosen, and what has no room is in host memory; how that is divided between device and CPU is.
+        let spills = asked.n_ctx.is_some() || request.window_cells.is_some();
+        let is_divided = request.kv_share.is_none() || request.staging_slots.is_none();
+        return Ok(memory.place == Place::Device
+            && spills
+            && is_divided
+            && needs_profile(&request, &model, &memory)?);
+    }
     // Where main memory plays a device, cells cost the same on either side of the border, unless they are copied over it.
     let same = request.spill_model == SpillModel::Overlapped
         && request.kv_share.is_none_or(|share| share >= 1.0);

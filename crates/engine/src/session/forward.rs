@@ -181,8 +181,7 @@ impl<B: Backend> Work<B> {
             }
             FeedForward::Mixture(mixture) => {
                 let scores = scores.as_mut().expect("there is room for scores");
-                let outputs = [(&mixture.router, &mut *scores)];
-                backend.enter(added, norm, t, x, normed, outputs);
+                backend.enter_mixture(added, norm, mixture, t, x, normed, scores);
                 backend.mix(mixture, t, scores, normed, gate, up, delta);
             }
         }

@@ -6,6 +6,7 @@
 mod forward;
 mod together;
 
+pub use crate::backend::Transfers;
 pub use crate::kv::file::SessionFileError;
 pub use crate::kv::{Gating, Placing, Spread};
 pub use crate::model::ComputeDevice;
@@ -56,6 +57,8 @@ pub struct SessionOptions {
     pub device: ComputeDevice,
     /// Where experts may be; `None`: where the model is.
     pub experts: Option<ExpertPlacing>,
+    /// How cells get to host memory and back.
+    pub transfers: Transfers,
 }
 
 impl SessionOptions {
@@ -71,6 +74,7 @@ impl SessionOptions {
             rotate: true,
             device: ComputeDevice::Cpu,
             experts: None,
+            transfers: Transfers::default(),
         }
     }
 
@@ -176,19 +180,23 @@ struct Run<B: Backend> {
     work: Work<B>,
     /// Whether the CPU's share of the tail is worth having.
     gate: Option<Gate>,
+    /// The share of the last generated token.
+    share: f64,
 }
 
-/// The least change of the CPU's share that is tried: about a group of blocks of a tail of some thousand cells.
-const SHARE_STEP: f64 = 0.1;
+/// The least change of the CPU's share that is tried.
+const SHARE_STEP: f64 = 0.05;
 
 impl<B: Backend> Run<B> {
     fn new(
         mut backend: B,
-        cache: Cache<B>,
+        mut cache: Cache<B>,
         ubatch: usize,
-        placing: &Placing,
+        options: &SessionOptions,
     ) -> Result<Self, Error> {
-        backend.make_slots(cache.slots(), cache.shape().block_bytes())?;
+        let placing = &options.placing;
+        let slots = make_slots(&mut backend, &cache, &options.transfers)?;
+        cache.set_slots(slots);
         let work = Work::new(&backend, ubatch)?;
         let gate = match &placing.gating {
             _ if cache.slots() == 0 || placing.kv_share <= 0.0 => None,
@@ -200,6 +208,7 @@ impl<B: Backend> Run<B> {
             backend,
             cache,
             work,
+            share: placing.kv_share,
             gate,
         })
     }
@@ -260,10 +269,13 @@ impl<B: Backend> Run<B> {
             cache,
             work,
             gate,
+            share,
         } = self;
         let gate = gate.as_mut().filter(|_| cache.has_tail());
+        let share_before = *share;
         if let Some(gate) = &gate {
-            cache.set_share(gate.share());
+            *share = gate.share();
+            cache.set_share(*share);
         }
         let start = Instant::now();
         cache.begin(backend, 1, true)?;
@@ -274,6 +286,8 @@ impl<B: Backend> Run<B> {
         backend.finish()?;
         cache.advance();
         match gate {
+            // What was copied ahead for it was for another share. The gate is asked again, and told about the next.
+            Some(_) if *share != share_before => {}
             // It paid for more than itself.
             Some(gate) if cache.is_unusual() => gate.skip(),
             Some(gate) => {
@@ -283,6 +297,29 @@ impl<B: Backend> Run<B> {
             None => {}
         }
         Ok(())
+    }
+}
+
+/// Makes the staging ring; a smaller one if the device has no room for it, for what is streamed is the same. Returns its slots.
+fn make_slots<B: Backend>(
+    backend: &mut B,
+    cache: &Cache<B>,
+    transfers: &Transfers,
+) -> Result<usize, Error> {
+    let mut slots = cache.slots();
+    loop {
+        let is_refused = transfers.staging_fails && slots > 2;
+        let why = match backend.make_slots(slots, cache.shape().block_bytes()) {
+            Ok(()) if !is_refused => return Ok(slots),
+            Ok(()) => "as was to be emulated".to_owned(),
+            Err(error) if slots < 2 => return Err(error),
+            Err(error) => error.to_string(),
+        };
+        tracing::warn!(
+            "a staging ring of {slots} slots was refused ({why}): {} are tried, with which copies run less far ahead",
+            slots / 2
+        );
+        slots /= 2;
     }
 }
 
@@ -320,6 +357,7 @@ impl<'m> Session<'m> {
             n_seq,
             ubatch,
             placing,
+            transfers,
             ..
         } = options;
         let store = options.experts.as_ref();
@@ -337,13 +375,16 @@ impl<'m> Session<'m> {
                 let cache = Cache::new(c, shape, n_ctx, n_seq, ubatch, placing);
                 let in_parts = cache.slots() > 0;
                 let backend = Cpu::new(model, &shape, ubatch, n_ctx, in_parts).map_err(memory)?;
-                On::Cpu(Box::new(Run::new(backend, cache, ubatch, &placing)?))
+                let backend = backend.with_link(transfers.link_gb_s);
+                On::Cpu(Box::new(Run::new(backend, cache, ubatch, &options)?))
             }
             ComputeDevice::Cuda(ordinal) => {
                 let cache = Cache::new(c, shape, n_ctx, n_seq, ubatch, placing);
                 let cpu_shares = cache.slots() > 0 && placing.kv_share > 0.0;
-                let backend = Cuda::new(model, ordinal, &shape, ubatch, n_ctx, cpu_shares)?;
-                On::Cuda(Box::new(Run::new(backend, cache, ubatch, &placing)?))
+                let backend = Cuda::new(
+                    model, ordinal, &shape, ubatch, n_ctx, cpu_shares, &transfers,
+                )?;
+                On::Cuda(Box::new(Run::new(backend, cache, ubatch, &options)?))
             }
         };
         let mut session = Self {
@@ -478,6 +519,20 @@ impl<'m> Session<'m> {
     /// Where the cells that are there lie now.
     pub fn spread(&self) -> Spread {
         on!(&self.run, run => run.cache.spread())
+    }
+
+    /// Changes where cells may be: window, share and slots, these to no more than the session was made with; it must be one that spills.
+    /// Cells beyond the window go to host memory at once, and come back with the next token where it has grown. No token changes.
+    ///
+    /// # Errors
+    /// If host memory has no room, or is refused.
+    pub fn place(&mut self, placing: &Placing) -> Result<(), Error> {
+        on!(&mut self.run, run => {
+            run.share = placing.kv_share;
+            run.gate = None;
+            run.cache.place(&mut run.backend, placing)?;
+            run.backend.finish()
+        })
     }
 
     /// Takes tokens of a prompt, a ubatch at a time.

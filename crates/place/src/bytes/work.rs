@@ -14,6 +14,8 @@ const ACT_TILE: u128 = 16;
 const ACT_BLOCK: u128 = 256;
 /// Rows of experts that the CPU computes at a time, unless one expert may have more.
 const WAVE_ROWS: u128 = 1024;
+/// Tokens up to which experts' weights are read for every token on a device.
+const EXPERTS_FEW: u128 = 16;
 /// Bytes behind each part of quantised activations on a device, which kernels may read.
 const DEVICE_SLACK: u128 = 4096;
 /// What thread blocks of a product of many columns hand on, on a device: `cuda`'s `acts::SHARING_MAX`.
@@ -106,16 +108,23 @@ pub fn work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<WorkBytes,
 /// activations  4 * T * (4 D + q + k + v + out + 2 F)             x, normed, delta (twice), q, k, v, attended, gate, up
 /// scratch      2 * (89 / 64 * C * pad256(W) + 4 * 4096)           activations in blocks of 32 and of 256, C = pad16(2 max(T, 8)) columns
 ///            + 132 * (4 * 2 * 128 * 128 + 4 * 8), if C > 16          what thread blocks of products of many columns hand on
-///            + L * (24 B + 24 + 8)                                lists of each layer's blocks, with their lengths
-///            + 4 * B * H * (2 + C_v) + 8 B + 4                    partial results of one token, and their list
+///            + L * (2 * 24 B + 24 + 12 + 8 B + 4)                 lists of each layer's blocks and partial results, with their lengths
+///            + 4 * B * H * (2 + C_v)                              partial results of one token
 ///            + 4 * 5 * T * H * (2 + C_v)                          results of a prompt's spans
 ///            + 4 * 2 * 2 * max(T * rope_dims / 2, 1)              cosines and sines, layers without and with a window
 ///            + 4 + 4 T + 4 H                                      position, ids, counts of a merge
 /// logits       4 * (2 * 8 D + min(T, 8) * V)                      the last rows, normed; logits (the host's copy is not here)
-/// experts      4 * T * (E + used * (2 F_e + D))                   router, gate and up, unweighted outputs
+/// experts      4 * T * E + 8 * L * E                            scores; where experts are
+///            + 4 * min(T, 16) * ceil(D / 512) * E                parts of scores of a few tokens
+///            + 8 * T * used + 4 * min(T, 16) * used * F_e          ids, weights; gated values of a few tokens
+///            + 4 * T * used + 8 + 4 * (R + floor(R / 32))           from 17 tokens on: places of pairs, pairs of places, experts of blocks
+///            + R * (pad128(D) + 12 * ceil(D / 32))                 inputs of experts
+///            + 2 * R * (pad128(F_e) + 12 * ceil(F_e / 32))          what they gate, in two passes
+///            + 4 * R * (2 F_e + D)                                gates and ups, outputs
 /// ```
 ///
-/// Mixtures do not run there yet: `experts` is what the design asks for.
+/// R places are filled up to blocks of 32, 64 or 128 an expert, which depends on T: the largest that any T up to the ubatch needs
+/// (`cuda::experts`).
 ///
 /// # Errors
 /// As [`work_bytes`].
@@ -129,13 +138,12 @@ pub fn device_work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<Wor
     let act_values = product(&[columns, s.widest.next_multiple_of(ACT_BLOCK)])?;
     let acts = sum([product(&[act_values / 64, 89]), Ok(4 * DEVICE_SLACK)])?;
     let spans = 2 * s.blocks + 1;
-    let list = 24 * spans + 24 + 8;
+    let list = 2 * 24 * spans + 24 + 12 + 8 * spans + 4;
     let scratch = sum([
         product(&[2, acts]),
         Ok(shares),
         product(&[s.layers, list]),
         product(&[4, spans, w.partial]),
-        Ok(8 * spans + 4),
         product(&[4, SPAN_STATES, *t, w.partial]),
         product(&[4, 2, 2, product(&[*t, s.pairs])?.max(1)]),
         Ok(4 + 4 * t + 4 * w.heads),
@@ -161,7 +169,23 @@ struct Sizes {
     blocks: u128,
     layers: u128,
     vocabulary: u128,
+    /// Layers with experts.
+    mixtures: u128,
     experts: Option<Experts>,
+}
+
+/// Places that up to so many pairs of tokens and experts need on a device: in blocks of 32, 64 or 128 an expert, by how many pairs there are.
+fn expert_places(pairs: u128, experts: u128) -> Result<u128, Error> {
+    let mut most = 0;
+    for (block, each_max) in [(32, Some(24)), (64, Some(96)), (128, None)] {
+        let pairs = match each_max {
+            Some(each) => pairs.min(product(&[each + 1, experts])? - 1),
+            None => pairs,
+        };
+        let spare = product(&[block - 1, experts.min(pairs)])?;
+        most = most.max(sum([Ok(pairs), Ok(spare)])? / block * block);
+    }
+    Ok(most)
 }
 
 impl Sizes {
@@ -203,6 +227,7 @@ impl Sizes {
             blocks: u128::from(n_ctx).div_ceil(BLOCK_CELLS.into()),
             layers: model.n_layer() as u128,
             vocabulary: model.n_vocab.into(),
+            mixtures: model.layers.iter().filter(|layer| !is_dense(layer)).count() as u128,
             experts: model.experts,
         })
     }
@@ -233,9 +258,30 @@ impl Sizes {
         let Some(e) = self.experts else {
             return Ok(0);
         };
-        let each = sum([product(&[2, e.ff.into()]), Ok(self.width)])?;
-        let row = sum([Ok(e.total.into()), product(&[e.used.into(), each])])?;
-        product(&[4, self.t, row])
+        let (t, total, used, ff): (_, u128, u128, u128) =
+            (self.t, e.total.into(), e.used.into(), e.ff.into());
+        let pairs = product(&[t, used])?;
+        let few = sum([
+            product(&[4, t, total]),
+            product(&[8, self.mixtures, total]),
+            product(&[8, pairs]),
+            product(&[4, t.min(EXPERTS_FEW), self.width.div_ceil(512), total]),
+            product(&[4, t.min(EXPERTS_FEW), used, ff]),
+        ])?;
+        if t <= EXPERTS_FEW {
+            return Ok(few);
+        }
+        let places = expert_places(pairs, total)?;
+        let columns = |k: u128| sum([Ok(k.next_multiple_of(128)), product(&[12, k.div_ceil(32)])]);
+        sum([
+            Ok(few),
+            product(&[4, pairs]),
+            Ok(8),
+            product(&[4, sum([Ok(places), Ok(places / 32)])?]),
+            product(&[places, columns(self.width)?]),
+            product(&[2, places, columns(ff)?]),
+            product(&[4, places, sum([product(&[2, ff]), Ok(self.width)])?]),
+        ])
     }
 
     fn total(

@@ -324,6 +324,11 @@ fn cell_bytes(cells: &Cells, tier: Tier) -> f64 {
 }
 
 impl TierCost {
+    /// Layers that see everything, at least 1.
+    pub(crate) fn full_layers(&self) -> f64 {
+        self.full_layers.max(1.0)
+    }
+
     /// CPU attention over the layers that see everything, in bytes of KV; 0 without such layers.
     pub fn cpu_attention_gb_s(&self) -> f64 {
         if self.full_host_ns_cell > 0.0 {

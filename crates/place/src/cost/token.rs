@@ -6,6 +6,13 @@ use super::{Costs, PIECE_BYTES, Place, TierCost};
 use crate::bytes::{BLOCK_CELLS, GROUP_BLOCKS};
 use crate::drop::{Additive, Overlapped, amount, bw_eff_gb_s, drop_of_slow_down, ms, part};
 
+/// What a layer with cells in host memory takes more on a device, in its small operations: it is not in a recorded graph then, and a wait and a
+/// mark stand between its kernels.
+const TAIL_OPERATIONS: f64 = 6.0;
+
+/// And where the CPU has a share: kernels that hand over and take back.
+const SHARE_OPERATIONS: f64 = 2.0;
+
 /// How the cost of what is in host memory is predicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -199,7 +206,9 @@ impl Costs<'_> {
             .div_ceil(BLOCK_CELLS)
             .saturating_sub(window_cells / BLOCK_CELLS);
         let groups = (blocks / GROUP_BLOCKS) as f64 * self.kv_share.unwrap_or(1.0);
-        let attended = groups.round() * GROUP_BLOCKS as f64;
+        // Of whole groups a layer, which all layers together come as near to the share with as can be.
+        let layers = tier.full_layers.max(1.0);
+        let attended = (groups * layers).round() / layers * GROUP_BLOCKS as f64;
         let block = tier.full_cell_bytes * tier.full_reads * BLOCK_CELLS as f64;
         ((blocks as f64 - attended) * block, attended * block)
     }
@@ -323,6 +332,8 @@ impl Costs<'_> {
             kv_bytes: depth as f64 * read_bytes,
             copied_bytes,
             staging_bytes,
+            layer_ms: m.fast.operation_ms() * TAIL_OPERATIONS,
+            share_ms: m.fast.operation_ms() * SHARE_OPERATIONS,
         }
     }
 
@@ -344,7 +355,8 @@ impl Costs<'_> {
         } else {
             0.0
         };
-        let staging = placement.staging_bytes as f64;
+        // While the slots that hold what is attended are in use, the others are filled.
+        let staging = placement.staging_bytes as f64 / 2.0;
         let mut best: Option<crate::drop::Split> = None;
         for quarter in 0..=4 {
             let by_cpu = if host_part > 0.0 {

@@ -3,13 +3,20 @@
 use super::memory::{Memory, Needs};
 use super::request::{Request, Spill, SpillWeights};
 use crate::bytes::BLOCK_CELLS;
-use crate::cost::{Costs, Placement, TierCost};
+use crate::cost::{Costs, Place, Placement, TierCost};
 
 /// Steps that a budget is given away in: finer ones change predictions by less than their error.
 const STEPS: u64 = 96;
 
 /// More staging than this much of the budget is never tried: it only bounds how far copies run ahead.
 const STAGING_PART_MAX: u64 = 8;
+
+/// Slots for what a layer streams, as a multiple of that: measured, half of it more keep the link as busy as anything, and none more lose
+/// a tenth. While some are attended, others are filled.
+const STAGING_LAYERS: f64 = 1.5;
+
+/// What slots come in.
+const STAGING_STEP: u64 = 4;
 
 /// How a budget is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +125,19 @@ impl Judge<'_> {
         sum / self.depths.len().max(1) as f64
     }
 
+    /// Slots that keep the link busy at full context, if a tail is streamed from this placement.
+    fn staging_slots(&self, needs: &Needs, given: &Given) -> u64 {
+        let ample = Placement {
+            staging_bytes: u64::MAX,
+            ..given.placement(needs)
+        };
+        let depth = self.depths.last().copied().unwrap_or(0);
+        let streamed = self.costs.token(self.tier, &ample, depth).streamed_bytes;
+        let slots = streamed / self.tier.full_layers() / needs.piece.max(1) as f64;
+        // As integers are made of floats: NaN is 0.
+        ((slots * STAGING_LAYERS).ceil() as u64).next_multiple_of(STAGING_STEP)
+    }
+
     /// The same, with a little for work that is hidden: among equal times the one that leaves more room wins.
     fn objective(&self, placement: &Placement) -> f64 {
         let hidden = self.depths.iter();
@@ -175,27 +195,48 @@ pub(super) fn split(
         blocks: blocks_min,
         staging: needs.staging,
     };
-    let left = capacity.checked_sub(least.bytes(needs))?;
-    let mut hand = Hand {
-        needs,
-        most,
-        given: least,
-        left,
+    let hand = |staging: u64| {
+        let given = Given { staging, ..least };
+        Some(Hand {
+            needs,
+            most,
+            given,
+            left: capacity.checked_sub(given.bytes(needs))?,
+        })
     };
-    match request.spill_weights {
-        SpillWeights::None => {
+    let mut hand_least = hand(least.staging)?;
+    // A dense model is all in fast memory, or not at all.
+    let is_whole = match request.spill_weights {
+        SpillWeights::None => true,
+        SpillWeights::Experts => needs.experts == 0,
+        SpillWeights::All => false,
+    };
+    if is_whole {
+        let with = |mut hand: Hand<'_>| {
             hand.give(What::Dense, u64::MAX);
             hand.give(What::Experts, u64::MAX);
             hand.give(What::Window, u64::MAX);
-            return hand.given.all_weights(needs).then_some(hand.given);
+            hand.given.all_weights(needs).then_some(hand.given)
+        };
+        let least = with(hand_least)?;
+        if memory.place != Place::Device || request.staging_slots.is_some() {
+            return Some(least);
         }
-        SpillWeights::Experts => {
-            hand.give(What::Dense, u64::MAX);
-            if hand.given.dense < needs.dense {
-                return None;
-            }
+        let staging = judge
+            .staging_slots(needs, &least)
+            .saturating_mul(needs.piece);
+        let staging = staging
+            .min(capacity / STAGING_PART_MAX)
+            .saturating_add(needs.carried);
+        let more = hand(staging.max(needs.staging)).and_then(with);
+        return Some(more.unwrap_or(least));
+    }
+    let hand = &mut hand_least;
+    if request.spill_weights == SpillWeights::Experts {
+        hand.give(What::Dense, u64::MAX);
+        if hand.given.dense < needs.dense {
+            return None;
         }
-        SpillWeights::All => {}
     }
     match order {
         Order::WeightsFirst => {

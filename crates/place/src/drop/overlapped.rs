@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! t = max( (O + D) / link,
-//!          T_other + max( T_window, C / cpu + L * t_sync, (D - L * staging) / link ) )
+//!          T_other + L * t_layer + max( T_window, C / cpu + L * t_sync, (D - L * staging) / link ) )
+//! t_layer: waits and launches that only a tail needs, more of them with a share
 //! D + C = tail,   T_window = engage + (KV - C) / device attention
 //! ```
 //!
@@ -40,6 +41,10 @@ pub struct Overlapped {
     pub copied_bytes: f64,
     /// Staging slots for the tail.
     pub staging_bytes: f64,
+    /// What each of those layers takes more with a tail, however it is served.
+    pub layer_ms: f64,
+    /// What it takes more beside that if the CPU has a share.
+    pub share_ms: f64,
 }
 
 /// How a tail is served, and what a token then takes.
@@ -99,6 +104,20 @@ impl Overlapped {
         amount(self.t_sync_ms) * amount(self.layers)
     }
 
+    /// What a tail costs in one token however large it is, where the CPU attends `cpu` bytes of it and `streamed` are copied.
+    fn fixed_ms(&self, streamed: f64, cpu: f64) -> f64 {
+        let share = if cpu > 0.0 {
+            amount(self.share_ms)
+        } else {
+            0.0
+        };
+        if streamed + cpu > 0.0 {
+            (amount(self.layer_ms) + share) * amount(self.layers)
+        } else {
+            0.0
+        }
+    }
+
     /// Bytes that can be on the device before their layers begin, over a token.
     fn ahead_bytes(&self) -> f64 {
         // 0 layers times endless staging is nothing.
@@ -118,7 +137,8 @@ impl Overlapped {
         } else {
             0.0
         };
-        let compute = amount(self.t_other_ms) + window.max(waits).max(host);
+        let fixed = self.fixed_ms(streamed, cpu);
+        let compute = amount(self.t_other_ms) + fixed + window.max(waits).max(host);
         Split {
             streamed_bytes: streamed,
             cpu_bytes: cpu,
@@ -146,7 +166,8 @@ impl Overlapped {
         let Rates { link, cpu } = self.both();
         let (link, cpu) = (link * 1e6, cpu * 1e6);
         let device = amount(self.attention_gb_s) * 1e6;
-        let (other, sync) = (amount(self.t_other_ms), self.sync_ms());
+        let other = amount(self.t_other_ms) + self.fixed_ms(0.0, 1.0);
+        let sync = self.sync_ms();
         let copied = amount(self.copied_bytes) + tail;
         // (copied - C) / link = other + sync + C / cpu
         consider((copied / link - other - sync) / (1.0 / link + 1.0 / cpu));
@@ -174,12 +195,25 @@ impl Overlapped {
         let resident = self.t_resident_ms();
         let limit = resident / (1.0 - part(target));
         let left = limit - amount(self.t_other_ms);
+        // What any tail costs must be allowed.
+        let allowed = |fixed_ms: f64| fixed_ms <= limit - resident;
+        let (fixed, fixed_shared) = (self.fixed_ms(1.0, 0.0), self.fixed_ms(0.0, 1.0));
         let streamed = |rates: Rates| {
             let total = bytes(limit, rates.link) - amount(self.copied_bytes);
-            let in_time = bytes(left, rates.link) + self.ahead_bytes();
-            amount(total).min(in_time)
+            let in_time = bytes(left - fixed, rates.link) + self.ahead_bytes();
+            if allowed(fixed) {
+                amount(total).min(in_time)
+            } else {
+                0.0
+            }
         };
-        let attended = |rates: Rates| bytes(left - self.sync_ms(), rates.cpu);
+        let attended = |rates: Rates| {
+            if allowed(fixed_shared) {
+                bytes(left - fixed_shared - self.sync_ms(), rates.cpu)
+            } else {
+                0.0
+            }
+        };
         let alone = if amount(self.copied_bytes) > 0.0 {
             0.0
         } else {

@@ -115,6 +115,8 @@ fn round() -> Overlapped {
         kv_bytes: 1e9,
         copied_bytes: 0.0,
         staging_bytes: f64::INFINITY,
+        layer_ms: 0.0,
+        share_ms: 0.0,
     }
 }
 
@@ -187,6 +189,8 @@ fn few_staging_slots_make_layers_wait() {
     };
     let few = Overlapped {
         staging_bytes: 8e6,
+        layer_ms: 0.0,
+        share_ms: 0.0,
         ..all
     };
     // 0.9 GB fit into the 22 ms beside everything else, but only 256 MB of them can be there early.
@@ -219,6 +223,8 @@ fn the_published_machine_is_not_as_slow_as_the_additive_model_says() {
         kv_bytes: 11.4e9,
         copied_bytes: 0.0,
         staging_bytes: f64::INFINITY,
+        layer_ms: 0.0,
+        share_ms: 0.0,
     };
     assert!((overlapped.t_resident_ms() - resident).abs() < 0.1);
     assert!(additive.drop(tail) > 0.85);
@@ -254,6 +260,8 @@ prop_compose! {
             kv_bytes: n[9],
             copied_bytes: n[10],
             staging_bytes: n[11],
+            layer_ms: 0.0,
+            share_ms: 0.0,
         }
     }
 }
@@ -283,6 +291,8 @@ prop_compose! {
             kv_bytes: kv,
             copied_bytes: copied,
             staging_bytes: staging,
+            layer_ms: 0.0,
+            share_ms: 0.0,
         }
     }
 }

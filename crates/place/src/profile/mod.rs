@@ -326,6 +326,33 @@ pub struct Kept {
 }
 
 impl Profile {
+    /// The same machine with a link of at most so many GB/s, of which the name then says `why`.
+    pub fn slow_link(&mut self, gb_s: f64, why: &str) {
+        use std::fmt::Write as _;
+        let slow = |figure: &mut Figure| {
+            if figure.value > gb_s {
+                *figure = Figure {
+                    value: gb_s,
+                    ..*figure
+                };
+            }
+        };
+        match &mut self.device {
+            Some(device) => {
+                let pinned = device.link.to_device_pinned.iter_mut();
+                pinned.for_each(|transfer| slow(&mut transfer.gb_s));
+            }
+            None => {
+                // Without a device, what is staged is copied in host memory.
+                let all = self.host.copy_gb_s.all;
+                slow(self.host.stage_gb_s.get_or_insert(all));
+            }
+        }
+        let _ = write!(self.name, ", {why} at {gb_s:.1} GB/s");
+    }
+}
+
+impl Profile {
     /// Reads a profile from text and checks every number.
     ///
     /// # Errors

@@ -5,17 +5,18 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::Args;
 use engine::model::Model;
-use engine::plan::session::{DeviceTaken, Taken};
+use engine::plan::session::{self, DeviceTaken, Taken};
 use engine::session::{Session, Verdict, Wanted};
 use engine::synth::Recipe;
 use serde::Serialize;
 
 use crate::cli::Common;
+use crate::commands::placings::{self, Way};
 use crate::failure::{Advised, Interrupted};
-use crate::flags::{ContextFlags, MachineFlags, RecordFlags};
+use crate::flags::{ContextFlags, MachineFlags, OtherContext, RecordFlags, other_context};
 use crate::output::{human_bytes, print, print_json, table};
-use crate::settings::{Loading, Need};
-use crate::{experts, interrupt, settings};
+use crate::settings::{Loading, Need, Opened};
+use crate::{experts, interrupt, profiles, settings};
 
 /// Untimed decode steps before a case: caches are warm and threads awake then.
 const WARM_UP_STEPS: usize = 4;
@@ -31,7 +32,8 @@ Examples:
   spillgate bench smollm2
   spillgate bench smollm2 -p 512 -n 128 -d 0,4096 -r 5
   spillgate bench qwen2.5-0.5b -p 0 -n 64 -t 1 --isa avx2 --json
-  spillgate bench --synth qwen2.5-14b --device cuda -p 0 -n 64 -d 0,65536 --fill-kv 1")]
+  spillgate bench --synth qwen2.5-14b --device cuda -p 0 -n 64 -d 0,65536 --fill-kv 1
+  spillgate bench --synth qwen2.5-14b --device cuda -n 8 -d 65504 --fill-kv 1 --tails 0,512,1632,4096")]
 pub struct BenchArgs {
     /// Path of a GGUF file, a known name, or hf:OWNER/REPO/FILE.gguf
     #[arg(required_unless_present = "synth")]
@@ -81,6 +83,13 @@ pub struct BenchArgs {
         default_value = "0"
     )]
     depth: Vec<usize>,
+    /// Measures generation with so much KV in host memory, MiB, separated by commas, beside what was predicted: over the same cells, which
+    /// are filled once a depth. The first one is what the others are compared with
+    #[arg(long, value_name = "MIB", value_delimiter = ',')]
+    tails: Vec<u64>,
+    /// The same with cells placed by flags in one argument: --window, --kv-share, --staging; may be repeated
+    #[arg(long, value_name = "FLAGS", value_parser = other_context, allow_hyphen_values = true)]
+    place: Vec<OtherContext>,
     /// Times that each case is measured
     #[arg(short, long, value_name = "N", default_value_t = 5)]
     repetitions: usize,
@@ -183,6 +192,9 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         (None, Some(model)) => settings::open(model, &args.machine)?,
         (None, None) => unreachable!("one of both is required"),
     };
+    if !args.tails.is_empty() || !args.place.is_empty() {
+        return measure_placings(args, opened, common);
+    }
     let loaded = opened.load(&args.context, Need::Cells(needed))?;
     let model = &loaded.model;
     eprintln!("{}", loaded.loading.line(model));
@@ -212,6 +224,40 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         print_json(&report)
     } else {
         print(&text(&report))
+    }
+}
+
+/// The same cells placed in several ways.
+fn measure_placings(args: &BenchArgs, opened: Opened, common: &Common) -> Result<()> {
+    let tails = args.tails.iter().map(|&mib| Way::Tail(mib));
+    let flags = args.place.iter().map(|f| Way::Flags(Box::new(f.clone())));
+    let ways: Vec<Way> = tails.chain(flags).collect();
+    let deepest = args.depth.iter().max().copied().unwrap_or(0);
+    let tokens = args.predict.iter().max().copied().unwrap_or(0);
+    let asked = settings::asked(&args.context, Need::Cells(deepest + tokens))?;
+    let mut machine = opened.measured(args.context.ubatch, asked.device)?;
+    profiles::apply_variables(&mut machine)?;
+    let planned = session::plan(opened.file(), &asked, &machine)?;
+    let loaded = opened.load_planned(planned)?;
+    eprintln!("{}", loaded.loading.line(&loaded.model));
+    let mut rows = Vec::new();
+    for &depth in &args.depth {
+        let task = placings::Task {
+            file: &loaded.file,
+            machine: &machine,
+            asked,
+            ways: &ways,
+            depth,
+            tokens,
+            repetitions: args.repetitions,
+            fill: args.fill_kv,
+        };
+        rows.extend(placings::measure(&loaded.model, &task)?);
+    }
+    if common.json {
+        print_json(&rows)
+    } else {
+        print(&placings::text(&rows))
     }
 }
 

@@ -4,6 +4,7 @@ pub mod bench;
 pub mod chat;
 pub mod eval;
 pub mod info;
+mod placings;
 pub mod plan;
 pub mod probe;
 pub mod ps;

@@ -131,6 +131,7 @@ pub fn run(args: &PlanArgs, common: &Common) -> Result<()> {
     };
     profiles::apply_variables(&mut profile)?;
     profiles::apply_flags(&mut profile, &args.set)?;
+    session::slow_down(&mut profile, &args.budget.transfers());
     let mut request = request(args, &model, &profile);
     request.expert_hits = experts::hits(&file, Contents::File);
     let plan = decide(&request, &model, &profile)?;

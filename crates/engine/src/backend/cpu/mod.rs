@@ -40,6 +40,8 @@ pub(crate) struct Cpu<'m> {
     /// Whether the step in work is a generated token.
     generated: bool,
     slots: Vec<Buffer<u8>>,
+    /// A slower link to them, GB/s, if that is asked for.
+    link_gb_s: Option<f64>,
     /// Normed outputs of the last layer `[LOGIT_ROWS, D]`.
     last: Buffer<f32>,
     /// `[2 * LOGIT_ROWS or fewer, V]`.
@@ -79,6 +81,7 @@ impl<'m> Cpu<'m> {
             experts: None,
             generated: false,
             slots: Vec::new(),
+            link_gb_s: None,
             last: Buffer::new(LOGIT_ROWS * c.width)?,
             logits: Buffer::new(2 * LOGIT_ROWS.min(ubatch) * c.n_vocab)?,
         })
@@ -86,6 +89,11 @@ impl<'m> Cpu<'m> {
 }
 
 impl Cpu<'_> {
+    /// The same with a slower link to the staging ring.
+    pub(crate) fn with_link(self, link_gb_s: Option<f64>) -> Self {
+        Self { link_gb_s, ..self }
+    }
+
     /// Products of one input `x` `[T, K]`, with their biases.
     fn project<const N: usize>(
         &mut self,
@@ -168,6 +176,8 @@ impl Backend for Cpu<'_> {
     const CPU_SHARES: bool = true;
     const TOGETHER: bool = true;
     const ALIKE: bool = true;
+    // What spans fold to goes from one call to the next.
+    const STREAMED_LAST: bool = false;
 
     type Array = Buffer<f32>;
     type Slab = Buffer<u8>;
@@ -236,8 +246,18 @@ impl Backend for Cpu<'_> {
         Ok(())
     }
 
-    fn stage(&mut self, from: &Buffer<u8>, at: Range<usize>, slot: usize) {
-        copy(&self.model.pool, &from[at], &mut self.slots[slot]);
+    fn stage(&mut self, from: &[&Buffer<u8>], at: Range<usize>, first_slot: usize) {
+        let begun = Instant::now();
+        for (from, slot) in from.iter().zip(&mut self.slots[first_slot..]) {
+            copy(&self.model.pool, &from[at.clone()], slot);
+        }
+        if let Some(gb_s) = self.link_gb_s {
+            let bytes = (from.len() * at.len()) as f64;
+            let takes = Duration::from_secs_f64(bytes / gb_s.max(1e-3) / 1e9);
+            while begun.elapsed() < takes {
+                std::hint::spin_loop();
+            }
+        }
     }
 
     fn place_experts(&mut self, store: Store) -> Result<(), Error> {

@@ -10,7 +10,7 @@ use cpu::pool::{Pinning, Pool};
 use cuda::attention::Partials as DevicePartials;
 use cuda::kernel::Start;
 use cuda::product::Target;
-use cuda::{Buffer, Doorbell, Error, Mailbox, Stream};
+use cuda::{Buffer, Doorbell, Error, Spilled, Stream};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,7 +32,7 @@ const LOOKS: u32 = 64;
 pub(super) struct HostSpan {
     pub(super) index: usize,
     pub(super) cells: (usize, usize),
-    pub(super) slab: Arc<Mailbox<u8>>,
+    pub(super) slab: Arc<Spilled>,
 }
 
 /// One layer's part.

@@ -4,7 +4,7 @@ use super::attender::{Attended, Attender, HostSpan};
 use super::ring::Ring;
 use super::weights::OnDevice;
 use super::{Cuda, hadamard};
-use crate::backend::{At, Attending, CELLS, GROUP, KvShape, Placed, Step, Turn};
+use crate::backend::{At, Attending, CELLS, GROUP, KvShape, Placed, Step, Transfers, Turn};
 use crate::error::Error;
 use crate::model::{Config, Model, Vector};
 use cuda::attention::{
@@ -28,14 +28,11 @@ const SPANS_AT_ONCE: usize = 4;
 #[derive(Debug)]
 pub(super) struct Attends {
     kernels: Attention,
-    /// A list a layer of what its attention reads, and of the block that its cells are written to.
-    tables: Vec<[Table; 2]>,
+    lists: Vec<Lists>,
     partials: Partials,
-    parts: Parts,
-    /// What `parts` holds, and what the step has so far.
-    folded: Vec<Part>,
+    /// The layer in work: its number, its parts, and how many partials they have so far.
+    layer: usize,
     collected: Vec<Part>,
-    /// Partials of the step so far.
     slots_used: usize,
     spans: Spans,
     pub(super) ring: Ring,
@@ -43,6 +40,21 @@ pub(super) struct Attends {
     attender: Option<Attender>,
     /// Lists on their way to the device.
     outbox: Outbox,
+}
+
+/// A layer's lists in device memory. They rarely change, so each layer has its own.
+#[derive(Debug)]
+struct Lists {
+    /// What its attention reads; for a generated token, what of it is read at once with what is in device memory.
+    there: Table,
+    /// What a generated token reads of the staging ring after that.
+    staged: Table,
+    /// The block that its cells are written to.
+    written: Table,
+    /// What a generated token's partial results are folded from.
+    parts: Parts,
+    /// The same.
+    folded: Vec<Part>,
 }
 
 /// Where work is given, and when it starts; and the position of the step's first token.
@@ -62,6 +74,7 @@ impl Attends {
         ubatch: usize,
         n_ctx: usize,
         cpu_shares: bool,
+        transfers: &Transfers,
     ) -> Result<Self, Error> {
         let (c, device) = (model.config(), stream.device());
         let attender = if cpu_shares {
@@ -81,21 +94,27 @@ impl Attends {
         let shape = device_shape(shape);
         // A block with cells removed from its middle is several.
         let blocks = 2 * n_ctx.div_ceil(CELLS) + 1;
-        let table = |capacity| Table::new(stream, capacity);
-        let tables = (0..c.n_layer)
-            .map(|_| Ok([table(blocks)?, table(1)?]))
-            .collect::<Result<_, cuda::Error>>()?;
+        let lists = |_| {
+            Ok(Lists {
+                there: Table::new(stream, blocks)?,
+                staged: Table::new(stream, blocks)?,
+                written: Table::new(stream, 1)?,
+                parts: Parts::new(stream, blocks)?,
+                folded: Vec::new(),
+            })
+        };
+        let lists = (0..c.n_layer).map(lists);
+        let lists = lists.collect::<Result<_, cuda::Error>>()?;
         let spans = Spans::values(&shape, c.heads, ubatch, SPANS_AT_ONCE);
         Ok(Self {
             kernels: Attention::new(device, Target::Best, shape, c.heads)?,
-            tables,
+            lists,
             partials: Partials::new(stream, &shape, c.heads, blocks)?,
-            parts: Parts::new(stream, blocks)?,
-            folded: Vec::new(),
+            layer: 0,
             collected: Vec::new(),
             slots_used: 0,
             spans: Spans::new(stream, spans)?,
-            ring: Ring::new(device)?,
+            ring: Ring::new(stream, transfers)?,
             attender,
             outbox: Outbox::new(device, OUTBOX_BYTES)?,
         })
@@ -125,15 +144,13 @@ impl Attends {
         });
         let mut slots: Vec<usize> = staged.collect();
         slots.dedup();
-        for &slot in &slots {
-            self.ring.await_filled(stream, slot)?;
-        }
+        self.ring.await_filled(stream, &slots)?;
         let over: Vec<Over<'_>> = spans
             .iter()
             .filter_map(|span| {
                 let (slab, offset) = match &span.at {
                     At::Device(slab) => (*slab, attending.at.start),
-                    At::Staged(slot) => (self.ring.slot(*slot), 0),
+                    At::Staged(slot) => self.ring.slot(*slot),
                     At::Host(_) => return None,
                 };
                 Some(Over {
@@ -144,9 +161,10 @@ impl Attends {
                 })
             })
             .collect();
-        let [table, _] = &mut self.tables[attending.layer];
+        let lists = &mut self.lists[attending.layer];
         if attending.generated {
             if step.first {
+                self.layer = attending.layer;
                 self.slots_used = 0;
                 self.collected.clear();
                 let host: Vec<HostSpan> = spans.iter().filter_map(host_span).collect();
@@ -159,6 +177,12 @@ impl Attends {
                     attender.hand_over(stream, given.start, q, position, at, host)?;
                 }
             }
+            let all_staged = over.len() == spans.iter().filter(|s| is_staged(s)).count();
+            let table = if all_staged {
+                &mut lists.staged
+            } else {
+                &mut lists.there
+            };
             self.kernels.decode_over(
                 stream,
                 given.start,
@@ -188,7 +212,7 @@ impl Attends {
             self.kernels.prefill_over(
                 stream,
                 &mut self.outbox,
-                table,
+                &mut lists.there,
                 &over,
                 &params,
                 attending.position,
@@ -199,16 +223,22 @@ impl Attends {
                 out,
             )?;
         }
-        let marked = slots.iter().map(|&slot| self.ring.mark_read(stream, slot));
-        marked.collect()
+        self.ring.mark_read(stream, &slots)
     }
 
     /// Sends the list of a layer's parts, which is known when the last has come, and takes the CPU's.
     fn collect(&mut self, given: Given<'_>) -> Result<(), cuda::Error> {
-        if self.folded != self.collected {
-            self.parts
-                .send(given.stream, &mut self.outbox, &self.collected)?;
-            self.folded.clone_from(&self.collected);
+        // What was streamed came last. Parts of one block stay in their order.
+        self.collected.sort_by_key(|part| match *part {
+            Part::Block { index, .. } => index,
+            Part::Group { index, .. } => index * GROUP,
+        });
+        let lists = &mut self.lists[self.layer];
+        if lists.folded != self.collected {
+            lists
+                .parts
+                .send(given.stream, given.start, &mut self.outbox, &self.collected)?;
+            lists.folded.clone_from(&self.collected);
         }
         if let (Some(Part::Group { .. }), Some(attender)) =
             (self.collected.first(), &mut self.attender)
@@ -226,14 +256,11 @@ impl Attends {
         blocks: Option<(&mut Acts, usize)>,
         attended: &mut Buffer<f32>,
     ) -> Result<(), cuda::Error> {
-        let totals = match self.collected.first() {
-            Some(Part::Group { .. }) => self.attender.as_ref().map(Attender::totals),
-            _ => None,
-        };
+        let totals = self.attender.as_ref().map(Attender::totals);
         self.kernels.fold_to(
             given.stream,
             given.start,
-            &self.parts,
+            &self.lists[self.layer].parts,
             &self.partials,
             totals,
             None,
@@ -289,7 +316,7 @@ impl Attends {
         [q, k, v]: [&mut Buffer<f32>; 3],
     ) -> Result<(), cuda::Error> {
         let block = whole(attending, slab, block);
-        let [_, table] = &mut self.tables[attending.layer];
+        let table = &mut self.lists[attending.layer].written;
         self.kernels.turn_to(
             given.stream,
             given.start,
@@ -353,6 +380,10 @@ pub(super) fn turning<'a>(
         rotation_k: hadamard(turn.rotation.k),
         rotation_v: hadamard(turn.rotation.v),
     }
+}
+
+fn is_staged(span: &Placed<'_, Cuda<'_>>) -> bool {
+    matches!(span.at, At::Staged(_))
 }
 
 /// A span that the CPU attends.

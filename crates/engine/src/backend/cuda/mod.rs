@@ -7,24 +7,32 @@
 
 mod attender;
 mod attention;
+mod mixture;
 mod products;
 mod ring;
 mod weights;
 
 use self::attention::{Attends, Given, turning};
+use self::mixture::Mixtures;
 use self::weights::OnDevice;
-use super::{Added, Attending, Backend, KvShape, LOGIT_ROWS, Placed, Step, Turn, down_passes};
+use super::{
+    Added, Attending, Backend, KvShape, LOGIT_ROWS, Placed, Step, Transfers, Turn, down_passes,
+};
 use crate::error::Error;
 use crate::model::rope::Frequencies;
 use crate::model::{Linear, Mixture, Model, Vector};
 use cuda::kernel::Start;
 use cuda::ops::{Delta, Gate, Heads, Normed, Ops, Rotation as HeadRotation};
 use cuda::product::{StepRecord, Target};
-use cuda::{Acts, Buffer, Device, Graph, Mailbox, Quantiser, Stream};
+use cuda::{Acts, Buffer, Device, Graph, Mailbox, Quantiser, Spilled, Stream};
 use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::act_block;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Slabs of cells in host memory that are pinned at once: a layer's parts of them go to the device in one copy.
+const PINNED_AT_ONCE: usize = 4;
 
 /// A model on a device, and what its operations work in.
 #[derive(Debug)]
@@ -37,6 +45,7 @@ pub(crate) struct Cuda<'m> {
     acts256: Acts,
     ops: Ops,
     attends: Attends,
+    mixtures: Option<Mixtures>,
     /// Of the first token.
     position: Buffer<u32>,
     ids: Buffer<i32>,
@@ -59,6 +68,12 @@ pub(crate) struct Cuda<'m> {
     failed: Option<cuda::Error>,
     /// Bytes of all buffers but the weights and the staging ring.
     work_bytes: u64,
+    /// Host memory for cells that may be pinned, and is; and whether it was told that it is all.
+    pin_max_bytes: u64,
+    pinned_bytes: Cell<u64>,
+    /// Pinned memory that was taken and is not used yet.
+    pinned: RefCell<Vec<Spilled>>,
+    is_told: Cell<bool>,
 }
 
 impl<'m> Cuda<'m> {
@@ -71,12 +86,13 @@ impl<'m> Cuda<'m> {
         ubatch: usize,
         n_ctx: usize,
         cpu_shares: bool,
+        transfers: &Transfers,
     ) -> Result<Self, Error> {
         let c = model.config();
         let device = Device::open(ordinal)?;
         let stream = device.stream()?;
         let before = cuda::memory::taken_bytes();
-        let widest = c.ff.max(c.width).max(c.heads * c.head_v);
+        let widest = c.common_ff().max(c.width).max(c.heads * c.head_v);
         let zeros = |len: usize| Buffer::zeroed(&stream, len);
         let angles = |frequencies: &Frequencies| {
             let n = (ubatch * frequencies.pairs()).max(1);
@@ -94,7 +110,8 @@ impl<'m> Cuda<'m> {
             acts32,
             acts256,
             ops: Ops::new(&device, Target::Best)?,
-            attends: Attends::new(model, &stream, shape, ubatch, n_ctx, cpu_shares)?,
+            attends: Attends::new(model, &stream, shape, ubatch, n_ctx, cpu_shares, transfers)?,
+            mixtures: Mixtures::new(model, &stream, ubatch)?,
             position: zeros_of(&stream, 1)?,
             ids: zeros_of(&stream, ubatch)?,
             angles: [angles(&model.rope)?, angles(&model.rope_windowed)?],
@@ -109,6 +126,10 @@ impl<'m> Cuda<'m> {
             is_listed: false,
             failed: None,
             work_bytes: 0,
+            pin_max_bytes: transfers.pin_max_bytes.unwrap_or(u64::MAX),
+            pinned_bytes: Cell::new(0),
+            pinned: RefCell::default(),
+            is_told: Cell::new(false),
             stream,
         };
         new.work_bytes = cuda::memory::taken_bytes().saturating_sub(before);
@@ -204,10 +225,11 @@ impl Backend for Cuda<'_> {
     const CPU_SHARES: bool = true;
     const TOGETHER: bool = false;
     const ALIKE: bool = false;
+    const STREAMED_LAST: bool = true;
 
     type Array = Buffer<f32>;
     type Slab = Buffer<u8>;
-    type HostSlab = Arc<Mailbox<u8>>;
+    type HostSlab = Arc<Spilled>;
 
     fn model(&self) -> &Model {
         self.model
@@ -229,19 +251,53 @@ impl Backend for Cuda<'_> {
         Ok(Buffer::zeroed(&self.stream, bytes)?)
     }
 
-    fn host_slab(&self, bytes: usize) -> Result<Arc<Mailbox<u8>>, Error> {
-        Ok(Arc::new(Mailbox::new(self.stream.device(), bytes)?))
+    fn host_slab(&self, bytes: usize) -> Result<Arc<Spilled>, Error> {
+        if let Some(slab) = self.pinned.borrow_mut().pop() {
+            return Ok(Arc::new(slab));
+        }
+        let room = self.pin_max_bytes.saturating_sub(self.pinned_bytes.get());
+        let n = room.checked_div(bytes as u64).unwrap_or(1);
+        let n = usize::try_from(n).unwrap_or(usize::MAX).min(PINNED_AT_ONCE);
+        let refused = if n == 0 {
+            None
+        } else {
+            match Spilled::pinned(self.stream.device(), bytes, n) {
+                Ok(slabs) => {
+                    let pinned = self.pinned_bytes.get() + (n * bytes) as u64;
+                    self.pinned_bytes.set(pinned);
+                    let mut slabs = slabs.into_iter();
+                    let first = slabs.next().expect("at least one");
+                    // The next one is taken from the end.
+                    self.pinned.borrow_mut().extend(slabs.rev());
+                    return Ok(Arc::new(first));
+                }
+                Err(cuda::Error::OutOfPinned { .. }) => Some("the system pins no more"),
+                Err(error) => return Err(error.into()),
+            }
+        };
+        if !self.is_told.replace(true) {
+            let why = refused.unwrap_or("no more may be pinned");
+            let mib = self.pinned_bytes.get() >> 20;
+            tracing::warn!(
+                "{mib} MiB of cells are in pinned memory, and {why}: the CPU copies the others, which is slower"
+            );
+        }
+        let memory = |source| Error::Memory {
+            what: "a block of the KV cache's tail".to_owned(),
+            source,
+        };
+        Ok(Arc::new(Spilled::pageable(bytes).map_err(memory)?))
     }
 
-    fn spill(&mut self, from: &Buffer<u8>, to: &mut Arc<Mailbox<u8>>) {
+    fn spill(&mut self, from: &Buffer<u8>, to: &mut Arc<Spilled>) {
         self.run(|b| {
-            let work = || to.receive(&b.stream, from, from.len());
+            let work = || to.receive(&b.stream, from);
             b.attends.ring.between_copies(&b.stream, work)
         });
     }
 
-    fn fetch(&mut self, from: &Arc<Mailbox<u8>>, to: &mut Buffer<u8>) {
-        self.run(|b| from.send(&b.stream, 0..from.len(), to));
+    fn fetch(&mut self, from: &Arc<Spilled>, to: &mut Buffer<u8>) {
+        self.run(|b| from.send(&b.stream, to));
     }
 
     fn duplicate(&mut self, from: &Buffer<u8>, to: &mut Buffer<u8>) {
@@ -253,7 +309,7 @@ impl Backend for Cuda<'_> {
         Ok(())
     }
 
-    fn save_host(&self, from: &Arc<Mailbox<u8>>, to: &mut Vec<u8>) -> Result<(), Error> {
+    fn save_host(&self, from: &Arc<Spilled>, to: &mut Vec<u8>) -> Result<(), Error> {
         self.stream.synchronise()?;
         to.extend_from_slice(from);
         Ok(())
@@ -267,8 +323,11 @@ impl Backend for Cuda<'_> {
         Ok(self.attends.ring.resize(&self.stream, slots, bytes)?)
     }
 
-    fn stage(&mut self, from: &Arc<Mailbox<u8>>, at: Range<usize>, slot: usize) {
-        self.run(|b| b.attends.ring.fill(from, at, slot));
+    fn stage(&mut self, from: &[&Arc<Spilled>], at: Range<usize>, first_slot: usize) {
+        self.run(|b| {
+            let from: Vec<&Spilled> = from.iter().map(|slab| &***slab).collect();
+            b.attends.ring.fill(&from, at, first_slot)
+        });
     }
 
     fn step(&mut self, position: usize, token: u32, again: bool, step: impl FnOnce(&mut Self)) {
@@ -448,11 +507,13 @@ impl Backend for Cuda<'_> {
             };
             let (stream, start) = (&b.stream, b.start);
             match act_block(down.w.ty()) {
-                None => b.ops.gated(stream, start, f, tokens * c.ff, gate, up)?,
+                None => b
+                    .ops
+                    .gated(stream, start, f, tokens * down.w.k(), gate, up)?,
                 Some(block) => {
                     let shape = cuda::acts::Shape {
                         tokens,
-                        k: c.ff,
+                        k: down.w.k(),
                         block,
                         passes: down_passes(down),
                     };
@@ -468,17 +529,42 @@ impl Backend for Cuda<'_> {
         });
     }
 
+    fn enter_mixture(
+        &mut self,
+        added: Option<Added<'_, Self>>,
+        norm: &Vector,
+        mixture: &Mixture,
+        tokens: usize,
+        x: &mut Buffer<f32>,
+        normed: &mut Buffer<f32>,
+        scores: &mut Buffer<f32>,
+    ) {
+        self.run(|b| b.into_mixture(added, norm, mixture, tokens, x, normed, scores));
+    }
+
     fn mix(
         &mut self,
-        _: &Mixture,
-        _: usize,
-        _: &Buffer<f32>,
-        _: &Buffer<f32>,
-        _: &mut Buffer<f32>,
-        _: &mut Buffer<f32>,
-        _: &mut Buffer<f32>,
+        mixture: &Mixture,
+        tokens: usize,
+        scores: &Buffer<f32>,
+        normed: &Buffer<f32>,
+        gate: &mut Buffer<f32>,
+        up: &mut Buffer<f32>,
+        delta: &mut Buffer<f32>,
     ) {
-        unreachable!("a model with experts is refused before it is loaded")
+        self.run(|b| b.begin_mixture(mixture, tokens, scores));
+        if let Some(shared) = &mixture.shared {
+            let ffn = &shared.ffn;
+            self.run(|b| {
+                let outputs = &mut [(&ffn.gate, &mut *gate), (&ffn.up, &mut *up)];
+                b.products(normed, tokens, outputs)
+            });
+            self.down(&ffn.down, tokens, gate, up, delta);
+            if let Some(taken) = &shared.gate {
+                self.run(|b| b.products(normed, tokens, &mut [(taken, &mut *up)]));
+            }
+        }
+        self.run(|b| b.finish_mixture(mixture, tokens, scores, up, delta));
     }
 
     fn add(

@@ -1,43 +1,84 @@
 //! The staging ring on a device: slots that copies fill while the device computes.
 //!
-//! Copies go through streams of their own, in turns, so that the link does not rest between two of them. Nothing waits on the host: a copy
-//! to a slot waits, on the device, for the work that reads what was in it, and work that reads a slot for the copy that fills it.
+//! Copies go through a stream of their own; they have some MiB each, so that the link hardly rests between two of them. Nothing waits on the host: a copy
+//! to a slot waits, on the device, for the work that reads what was in it, and work that reads a slot for the copy that fills it. Waits
+//! are given once: a stream that waited for a mark is past all marks before it.
 
+use crate::backend::Transfers;
 use cuda::stream::Timing;
-use cuda::{Buffer, Device, Error, Event, Mailbox, Stream};
+use cuda::{Buffer, Error, Event, Pace, Slot as Bounce, Spilled, Stream};
 use std::ops::Range;
 
-/// Streams that copy.
-const STREAMS: usize = 2;
+/// Pieces that are on their way through pinned memory at most.
+const BOUNCES: usize = 16;
 
 /// Slots, and who fills them.
 #[derive(Debug)]
 pub(super) struct Ring {
+    /// All slots, one behind the other.
+    buffer: Option<Buffer<u8>>,
+    slot_bytes: usize,
     slots: Vec<Slot>,
-    streams: [Stream; STREAMS],
-    /// Orders the streams that copy and the one that computes, where it is needed.
+    copying: Copying,
+    /// Orders the stream that copies and the one that computes, where it is needed.
     order: Event,
-    /// Whose turn it is.
-    next: usize,
+    /// Marks after work that reads, so far.
+    marks: u64,
+    /// Pinned memory that what is not pinned goes through, once there is such, and whose turn it is.
+    bounces: Vec<Bounce>,
+    next_bounce: usize,
+    /// Whether everything goes through it.
+    host_copy: bool,
+    /// A slower link, if that is asked for.
+    pace: Option<Pace>,
+}
+
+/// The stream that copies.
+#[derive(Debug)]
+struct Copying {
+    stream: Stream,
+    /// The last mark that it waits for.
+    waits: u64,
+    /// Copies that were given to it.
+    copies: u64,
+    /// The last of them that was waited for.
+    awaited: u64,
 }
 
 #[derive(Debug)]
 struct Slot {
-    buffer: Buffer<u8>,
-    /// The copy that fills it is done.
+    /// A copy is done that this slot is the last one of.
     filled: Event,
-    /// The work that reads it is done.
+    /// Which copy fills this slot, and whose event says that it is done.
+    by: (u64, usize),
+    /// A mark: the work that reads slots is done.
     read: Event,
+    /// The mark that is after the work which reads this slot, and whose it is.
+    after: (u64, usize),
 }
 
 impl Ring {
     /// A ring without slots.
-    pub(super) fn new(device: &Device) -> Result<Self, Error> {
+    pub(super) fn new(stream: &Stream, transfers: &Transfers) -> Result<Self, Error> {
+        let device = stream.device();
+        let pace = transfers.link_gb_s.map(|gb_s| Pace::new(stream, gb_s));
+        let copying = Copying {
+            stream: device.stream()?,
+            waits: 0,
+            copies: 0,
+            awaited: 0,
+        };
         Ok(Self {
+            buffer: None,
+            slot_bytes: 0,
             slots: Vec::new(),
-            streams: [device.stream()?, device.stream()?],
+            copying,
             order: Event::new(device, Timing::Off)?,
-            next: 0,
+            marks: 0,
+            bounces: Vec::new(),
+            next_bounce: 0,
+            host_copy: transfers.host_copy,
+            pace: pace.transpose()?,
         })
     }
 
@@ -49,55 +90,107 @@ impl Ring {
         bytes: usize,
     ) -> Result<(), Error> {
         let device = stream.device();
+        (self.buffer, self.slot_bytes) = (None, bytes);
+        self.slots.clear();
+        self.bounces.clear();
+        if slots == 0 {
+            return Ok(());
+        }
         let slot = |_| {
             Ok(Slot {
-                buffer: Buffer::zeroed(stream, bytes)?,
                 filled: Event::new(device, Timing::Off)?,
+                by: (0, 0),
                 read: Event::new(device, Timing::Off)?,
+                after: (0, 0),
             })
         };
+        self.buffer = Some(Buffer::zeroed(stream, slots.saturating_mul(bytes))?);
         self.slots = (0..slots).map(slot).collect::<Result<_, Error>>()?;
         // The zeros are written before anything is copied.
-        self.slots
-            .iter()
-            .try_for_each(|slot| stream.record(&slot.read))
+        let all: Vec<usize> = (0..slots).collect();
+        self.mark_read(stream, &all)
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.slots.iter().map(|s| s.buffer.bytes() as u64).sum()
+        self.buffer.as_ref().map_or(0, |b| b.bytes() as u64)
     }
 
-    pub(super) fn slot(&self, slot: usize) -> &Buffer<u8> {
-        &self.slots[slot].buffer
+    /// What holds a slot, and from which byte on.
+    pub(super) fn slot(&self, slot: usize) -> (&Buffer<u8>, usize) {
+        let buffer = self.buffer.as_ref().expect("there are slots");
+        (buffer, slot * self.slot_bytes)
     }
 
-    /// Begins to fill a slot.
+    /// Begins to fill slots from `first` on, each from another host slab.
     pub(super) fn fill(
         &mut self,
-        from: &Mailbox<u8>,
+        from: &[&Spilled],
         at: Range<usize>,
-        slot: usize,
+        first: usize,
     ) -> Result<(), Error> {
-        let stream = &self.streams[self.next];
-        self.next = (self.next + 1) % STREAMS;
-        let Slot {
-            buffer,
-            filled,
-            read,
-        } = &mut self.slots[slot];
-        stream.wait(read)?;
-        from.send(stream, at, buffer)?;
-        stream.record(filled)
+        let copying = &mut self.copying;
+        let slots = first..first + from.len();
+        // The last mark of all that read any of them.
+        let after = self.slots[slots.clone()].iter().map(|s| s.after).max();
+        if let Some((mark, whose)) = after
+            && copying.waits < mark
+        {
+            copying.stream.wait(&self.slots[whose].read)?;
+            copying.waits = mark;
+        }
+        let (stream, slot_bytes) = (&copying.stream, self.slot_bytes);
+        let buffer = self.buffer.as_mut().expect("there are slots");
+        let direct = !self.host_copy && from.iter().all(|slab| slab.is_pinned());
+        let bytes = at.len() * from.len();
+        let (bounces, next_bounce) = (&mut self.bounces, &mut self.next_bounce);
+        let mut copy = || {
+            let mut done = 0;
+            while done < from.len() {
+                let to = (first + done) * slot_bytes;
+                if direct {
+                    let rest = &from[done..];
+                    done += Spilled::send_even(rest, stream, at.clone(), buffer, to)?;
+                } else {
+                    let bounce = bounce(bounces, next_bounce, stream, slot_bytes)?;
+                    bounce.bytes()?[..at.len()].copy_from_slice(&from[done][at.clone()]);
+                    bounce.send(stream, at.len(), buffer, to)?;
+                    done += 1;
+                }
+            }
+            Ok(())
+        };
+        match &mut self.pace {
+            None => copy()?,
+            Some(pace) => pace.copy(stream, bytes, copy)?,
+        }
+        copying.copies += 1;
+        let last = slots.end - 1;
+        for slot in &mut self.slots[slots] {
+            slot.by = (copying.copies, last);
+        }
+        copying.stream.record(&self.slots[last].filled)
     }
 
-    /// What is given to `stream` from here on finds a slot filled.
-    pub(super) fn await_filled(&self, stream: &Stream, slot: usize) -> Result<(), Error> {
-        stream.wait(&self.slots[slot].filled)
+    /// What is given to `stream` from here on finds slots filled.
+    pub(super) fn await_filled(&mut self, stream: &Stream, slots: &[usize]) -> Result<(), Error> {
+        let last = slots.iter().map(|&slot| self.slots[slot].by).max();
+        if let Some((copy, whose)) = last.filter(|by| by.0 > self.copying.awaited) {
+            stream.wait(&self.slots[whose].filled)?;
+            self.copying.awaited = copy;
+        }
+        Ok(())
     }
 
-    /// What was given to `stream` so far was the last to read a slot.
-    pub(super) fn mark_read(&self, stream: &Stream, slot: usize) -> Result<(), Error> {
-        stream.record(&self.slots[slot].read)
+    /// What was given to `stream` so far was the last to read slots.
+    pub(super) fn mark_read(&mut self, stream: &Stream, slots: &[usize]) -> Result<(), Error> {
+        let Some(&last) = slots.last() else {
+            return Ok(());
+        };
+        self.marks += 1;
+        for &slot in slots {
+            self.slots[slot].after = (self.marks, last);
+        }
+        stream.record(&self.slots[last].read)
     }
 
     /// Does work on `stream` that writes host memory which slots are filled from: after the copies that were begun, before those that
@@ -107,14 +200,27 @@ impl Ring {
         stream: &Stream,
         work: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        for copying in &self.streams {
-            copying.record(&self.order)?;
-            stream.wait(&self.order)?;
-        }
+        let copying = &self.copying.stream;
+        copying.record(&self.order)?;
+        stream.wait(&self.order)?;
         work()?;
         stream.record(&self.order)?;
-        self.streams
-            .iter()
-            .try_for_each(|copying| copying.wait(&self.order))
+        copying.wait(&self.order)
     }
+}
+
+/// The next piece of pinned memory to go through; all are made when the first is needed.
+fn bounce<'b>(
+    bounces: &'b mut Vec<Bounce>,
+    next: &mut usize,
+    stream: &Stream,
+    bytes: usize,
+) -> Result<&'b mut Bounce, Error> {
+    if bounces.is_empty() {
+        let made = (0..BOUNCES).map(|_| Bounce::new(stream.device(), bytes));
+        *bounces = made.collect::<Result<_, Error>>()?;
+    }
+    let at = *next % BOUNCES;
+    *next = at + 1;
+    Ok(&mut bounces[at])
 }

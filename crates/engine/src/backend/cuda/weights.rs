@@ -8,8 +8,8 @@ use cuda::{Buffer, Product, Stream, Weights};
 #[derive(Debug)]
 pub(super) struct OnDevice<'m> {
     weights: &'m Lying,
-    /// Which of the products multiplies each matrix.
-    product_of: Vec<usize>,
+    /// Which of the products multiplies each matrix; `None` for those of experts.
+    product_of: Vec<Option<usize>>,
     products: Vec<Product>,
 }
 
@@ -20,15 +20,19 @@ impl<'m> OnDevice<'m> {
         let mut products: Vec<Product> = Vec::new();
         let mut product_of = Vec::with_capacity(weights.matrices().len());
         for matrix in weights.matrices() {
+            let Some(matrix) = matrix else {
+                product_of.push(None);
+                continue;
+            };
             let ty = matrix.ty();
             let known = products.iter().position(|p| p.ty() == ty);
-            product_of.push(match known {
+            product_of.push(Some(match known {
                 Some(product) => product,
                 None => {
                     products.push(Product::new(stream.device(), ty, Target::Best)?);
                     products.len() - 1
                 }
-            });
+            }));
         }
         Ok(Self {
             weights,
@@ -39,10 +43,11 @@ impl<'m> OnDevice<'m> {
 
     pub(super) fn matrix(&self, matrix: &Matrix) -> (&Weights, &Product) {
         let index = matrix.index();
-        (
-            &self.weights.matrices()[index],
-            &self.products[self.product_of[index]],
-        )
+        let weights = self.weights.matrices()[index].as_ref();
+        let (weights, product) = weights
+            .zip(self.product_of[index])
+            .expect("a matrix that is none of an expert");
+        (weights, &self.products[product])
     }
 
     pub(super) fn vector(&self, vector: &Vector) -> &Buffer<f32> {

@@ -1,25 +1,43 @@
 //! Weights in a device's memory.
 
-use super::Vector;
 use super::pieces::{Job, Piece};
 use super::staged::{Carrier, Staged, slots};
+use super::{Matrix, Vector};
 use crate::error::Error;
+use cpu::mem::ALIGN;
 use cuda::{Buffer, Device, Slot, Stream, Weights};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Matrices and vectors on a device.
 #[derive(Debug)]
 pub(crate) struct OnDevice {
-    /// By number.
-    matrices: Vec<Weights>,
+    /// By number; `None` for those of experts.
+    matrices: Vec<Option<Weights>>,
+    /// All experts' blobs, one behind the other, as host memory would have them.
+    experts: Arc<Buffer<u8>>,
+    /// Where matrices of experts begin there, by number.
+    expert_starts: Vec<Option<usize>>,
     /// By number; `None` where no operation reads one.
     vectors: Vec<Option<Buffer<f32>>>,
 }
 
 impl OnDevice {
-    /// All matrices, by number.
-    pub(crate) fn matrices(&self) -> &[Weights] {
+    /// All matrices, by number; `None` for those of experts.
+    pub(crate) fn matrices(&self) -> &[Option<Weights>] {
         &self.matrices
+    }
+
+    /// The memory that all experts' blobs lie in.
+    pub(crate) fn experts(&self) -> &Arc<Buffer<u8>> {
+        &self.experts
+    }
+
+    /// Where an expert's matrix begins there.
+    ///
+    /// # Panics
+    /// If it is none of an expert.
+    pub(crate) fn expert_start(&self, matrix: &Matrix) -> usize {
+        self.expert_starts[matrix.index()].expect("a matrix of an expert")
     }
 
     /// A vector's values.
@@ -30,9 +48,10 @@ impl OnDevice {
 
     /// Bytes of device memory.
     pub(super) fn bytes(&self) -> u64 {
-        let matrices = self.matrices.iter().map(|m| m.data().bytes());
+        let matrices = self.matrices.iter().flatten().map(|m| m.data().bytes());
         let vectors = self.vectors.iter().flatten().map(Buffer::bytes);
-        matrices.chain(vectors).map(|bytes| bytes as u64).sum()
+        let all = matrices.chain(vectors).chain([self.experts.bytes()]);
+        all.map(|bytes| bytes as u64).sum()
     }
 }
 
@@ -40,7 +59,25 @@ impl OnDevice {
 pub(super) struct Room {
     stream: Stream,
     /// Each is locked for as long as it takes to begin a copy.
-    matrices: Vec<Mutex<Weights>>,
+    matrices: Vec<Option<Mutex<Weights>>>,
+    experts: Mutex<Buffer<u8>>,
+    expert_starts: Vec<Option<usize>>,
+}
+
+/// Where experts' matrices lie in memory of their own, and where the last one ends.
+fn place_experts(jobs: &[Job<'_>]) -> (Vec<Option<usize>>, usize) {
+    let mut end = 0_usize;
+    let start = |job: &Job<'_>| {
+        job.of_expert.then(|| {
+            let start = end;
+            // What does not fit a number is refused when the memory is taken.
+            let after = start.saturating_add(job.bytes());
+            end = after.checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX);
+            start
+        })
+    };
+    let starts = jobs.iter().map(start).collect();
+    (starts, end)
 }
 
 impl Room {
@@ -52,10 +89,11 @@ impl Room {
         slot_bytes: usize,
     ) -> Result<Staged<Self>, Error> {
         let device = Device::open(ordinal)?;
-        let of_jobs = jobs
-            .iter()
-            .map(|job| Weights::device_bytes(job.layout, job.n, job.k));
-        let all_bytes = of_jobs.fold(0, |sum: u64, bytes| sum.saturating_add(bytes as u64));
+        let (expert_starts, expert_bytes) = place_experts(jobs);
+        let others = jobs.iter().filter(|job| !job.of_expert);
+        let of_jobs = others.map(|job| Weights::device_bytes(job.layout, job.n, job.k));
+        let all_bytes = of_jobs.chain([expert_bytes]);
+        let all_bytes = all_bytes.fold(0, |sum: u64, bytes| sum.saturating_add(bytes as u64));
         let no_room = |what: String| {
             move |source| Error::DeviceRoom {
                 what,
@@ -74,13 +112,19 @@ impl Room {
             return Err(no_room("weights".to_owned())(source));
         }
         let matrix = |job: &Job<'_>| {
+            if job.of_expert {
+                return Ok(None);
+            }
             let made = Weights::new(&device, job.tensor.ty, job.n, job.k);
             let made = made.map_err(no_room(format!("tensor {}", job.tensor.name)))?;
-            Ok::<_, Error>(Mutex::new(made))
+            Ok::<_, Error>(Some(Mutex::new(made)))
         };
+        let experts = Buffer::new(&device, expert_bytes);
         let room = Self {
             stream: device.stream()?,
             matrices: jobs.iter().map(matrix).collect::<Result<_, _>>()?,
+            experts: Mutex::new(experts.map_err(no_room("experts".to_owned()))?),
+            expert_starts,
         };
         let slots = (0..slots(threads)).map(|_| Slot::new(&device, slot_bytes));
         let slots = slots.collect::<Result<Vec<_>, _>>()?;
@@ -99,11 +143,13 @@ impl Room {
             vectors[vector.index()] = Some(Buffer::from_slice(&self.stream, vector)?);
         }
         self.stream.synchronise()?;
-        let matrices = self.matrices.into_iter();
+        let inner = |m: Mutex<Weights>| m.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let matrices = self.matrices.into_iter().map(|m| m.map(inner));
+        let experts = self.experts.into_inner();
         Ok(OnDevice {
-            matrices: matrices
-                .map(|m| m.into_inner().unwrap_or_else(PoisonError::into_inner))
-                .collect(),
+            matrices: matrices.collect(),
+            experts: Arc::new(experts.unwrap_or_else(PoisonError::into_inner)),
+            expert_starts: self.expert_starts,
             vectors,
         })
     }
@@ -117,8 +163,13 @@ impl Carrier for Room {
     }
 
     fn send(&self, slot: &mut Slot, piece: &Piece) -> Result<(), Error> {
-        let matrix = self.matrices[piece.matrix].lock();
-        let mut matrix = matrix.unwrap_or_else(PoisonError::into_inner);
+        let Some(matrix) = &self.matrices[piece.matrix] else {
+            let start = self.expert_starts[piece.matrix].expect("it is an expert's");
+            let mut experts = self.experts.lock().unwrap_or_else(PoisonError::into_inner);
+            let at = start + piece.at.start;
+            return Ok(slot.send(&self.stream, piece.at.len(), &mut experts, at)?);
+        };
+        let mut matrix = matrix.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(matrix.send_tiles(&self.stream, piece.first, slot, piece.at.len())?)
     }
 }

@@ -52,7 +52,7 @@ impl Stack<'_, '_> {
     /// Gives the `e`-th of them its place behind all matrices that have one.
     pub(in crate::model) fn place(&self, e: usize) -> Matrix {
         let offset = e as u64 * self.bytes;
-        self.loader.place(self.tensor, offset, self.k, self.n)
+        self.loader.place(self.tensor, offset, self.k, self.n, true)
     }
 }
 
@@ -112,7 +112,7 @@ impl<'a> Loader<'a> {
     pub(in crate::model) fn matrix(&self, name: &str, k: usize, n: usize) -> Result<Matrix, Error> {
         let t = self.shaped(name, &[k, n])?;
         self.usable(t)?;
-        Ok(self.place(t, 0, k, n))
+        Ok(self.place(t, 0, k, n, false))
     }
 
     /// The same of floats, which are multiplied with values as they are.
@@ -124,7 +124,7 @@ impl<'a> Loader<'a> {
     ) -> Result<Matrix, Error> {
         let t = self.shaped(name, &[k, n])?;
         self.float(t)?;
-        Ok(self.place(t, 0, k, n))
+        Ok(self.place(t, 0, k, n, false))
     }
 
     /// `e` matrices of `n` rows of `k` values, stored as one tensor. Each is still to be placed.
@@ -188,7 +188,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Gives a matrix its place behind those that have one: it is `n` rows of a tensor, from byte `offset` on.
-    fn place(&self, t: &'a TensorInfo, offset: u64, k: usize, n: usize) -> Matrix {
+    fn place(&self, t: &'a TensorInfo, offset: u64, k: usize, n: usize, of_expert: bool) -> Matrix {
         let start = self.host_bytes.get();
         let job = Job {
             tensor: t,
@@ -197,6 +197,7 @@ impl<'a> Loader<'a> {
             n,
             k,
             start,
+            of_expert,
         };
         // What does not fit a number is refused when the memory is taken.
         let end = start.saturating_add(job.bytes());

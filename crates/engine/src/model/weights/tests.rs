@@ -54,6 +54,7 @@ fn jobs<'a>(source: &Source<'a>) -> Vec<Job<'a>> {
             n,
             k,
             start,
+            of_expert: false,
         };
         start += job.bytes();
         job

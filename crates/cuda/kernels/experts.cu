@@ -1,0 +1,293 @@
+// Experts of many tokens: what is not a product, for all formats. docs/arithmetic.md, "Mixtures of experts".
+//
+// A pair is a token and one of its experts, number t * used + j. Each expert's pairs get places side by side, in blocks of PAD places of which the
+// last may have some to spare; a place is a row of the products' outputs, and with one or two passes a column or two of their inputs.
+//
+//   scores    router [E, D], x [T, D] of a few tokens -> parts of scores, a chunk of 512 values each (experts_route.cuh)
+//   tell      scores [T, E], x [T, D] of a few tokens -> ids [T, used] and x in host memory, for whoever places experts or computes some
+//   route     scores [T, E] -> ids, weights [T, used]
+//   group     ids -> place [pairs]; pair [places], -1 to spare; experts [blocks]; count of blocks; each expert's pairs, to host memory
+//   gather    a token's blocks, as acts.cu leaves them -> columns of its places, as gemm_many.cuh reads them
+//   gated     gate and up [places, 2 F] -> the same of f(gate) * up, biases added before
+//   adopt     outputs that the CPU gives, in host memory -> their places
+//   combine   outputs [places, D] -> y [T, D]
+#include "acts.cuh"
+#include "bells.cuh"
+#include "experts_route.cuh"
+#include "mma.cuh"
+
+namespace {
+
+constexpr int ROUTE_WARPS = 8, GROUP_THREADS = 1024, EXPERTS_MAX = 1024;
+
+// Exclusive sum over the threads of a full thread block; `total` of all.
+__device__ __forceinline__ int sum_before(int value, int* of_warp, int& total) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int sum = value;
+    for (int s = 1; s < 32; s *= 2) {
+        const int other = __shfl_up_sync(~0u, sum, s);
+        if (lane >= s) sum += other;
+    }
+    if (lane == 31) of_warp[warp] = sum;
+    __syncthreads();
+    if (warp == 0) {
+        int all = of_warp[lane];
+        for (int s = 1; s < 32; s *= 2) {
+            const int other = __shfl_up_sync(~0u, all, s);
+            if (lane >= s) all += other;
+        }
+        of_warp[lane] = all;
+    }
+    __syncthreads();
+    total = of_warp[31];
+    return sum - value + (warp > 0 ? of_warp[warp - 1] : 0);
+}
+
+// The piece of 16 bytes that holds half `half` of a run's codes of a column, where they are arranged (acts.cuh).
+__device__ __forceinline__ uint4* piece_of(void* q, int column, int run, int half, int atoms) {
+    const int n = arranged_row(column);
+    return (uint4*)q + ((size_t)(run / 4) * atoms * 8 + n) * 8 + ((run % 4 * 2 + half) ^ n % 8);
+}
+// A run's codes of a token, in the order of K. from_atoms: how they are arranged, or 0.
+__device__ __forceinline__ void run_of(uint4* q, int t, int run, int runs, int from_atoms, uint4 (&x)[2]) {
+    if (from_atoms > 0) {
+        x[0] = *piece_of(q, t, run, 0, from_atoms), x[1] = *piece_of(q, t, run, 1, from_atoms);
+        return;
+    }
+    const uint4* from = q + ((size_t)(t / 8) * runs + run) * 16 + t % 8 * 2;
+    const uint4 a = from[0], b = from[1];
+    x[0] = make_uint4(a.x, a.z, b.x, b.z), x[1] = make_uint4(a.y, a.w, b.y, b.w);
+}
+__device__ __forceinline__ float bias_of(const uint64_t* blobs, int expert, uint32_t at, int i) { return ((const float*)(blobs[expert] + at))[i]; }
+
+__device__ __forceinline__ float value(const float* p) { return *p; }
+__device__ __forceinline__ float value(const __half* p) { return __half2float(*p); }
+__device__ __forceinline__ float value(const __nv_bfloat16* p) { return __bfloat162float(*p); }
+
+constexpr int SCORE_CHUNK = 512, SCORE_THREADS = 128;
+
+// All weights of the thread block are under way before the kernel ahead has ended; what takes time is the chain of 512 additions.
+template <class W> __device__ __forceinline__ void score_parts(const W* __restrict__ w, const float* x, float* y, int E, int K, int tokens) {
+    extern __shared__ __align__(16) uint8_t room[];
+    let_next_start();
+    const int tile = blockIdx.x, chunk = blockIdx.y, k0 = chunk * SCORE_CHUNK, n = min(SCORE_CHUNK, K - k0), r = threadIdx.x % 16;
+    const uint8_t* from = (const uint8_t*)(w + ((size_t)tile * K + k0) * 16);
+    for (int i = threadIdx.x * 16; i < n * 16 * (int)sizeof(W); i += SCORE_THREADS * 16) copy16(room + i, from + i);
+    float* sx = (float*)(room + SCORE_CHUNK * 16 * sizeof(W));
+    wait_for_previous();
+    for (int i = threadIdx.x; i < tokens * (n / 4); i += SCORE_THREADS) {
+        const int t = i / (n / 4), k = i % (n / 4) * 4;
+        copy16(sx + t * SCORE_CHUNK + k, x + (size_t)t * K + k0 + k);
+    }
+    copy_commit();
+    copy_wait<0>();
+    __syncthreads();
+    const int row = tile * 16 + r;
+    const W* own = (const W*)room + r;
+    for (int t = threadIdx.x / 16; t < tokens; t += SCORE_THREADS / 16) {
+        const float4* own_x = (const float4*)(sx + t * SCORE_CHUNK);
+        float acc = 0.0f;
+#pragma unroll 4
+        for (int k = 0; k < n / 4; k++) {
+            const float4 a = own_x[k];
+            const W* v = own + k * 64;
+            acc = __fmaf_rn(value(v + 48), a.w, __fmaf_rn(value(v + 32), a.z, __fmaf_rn(value(v + 16), a.y, __fmaf_rn(value(v), a.x, acc))));
+        }
+        if (row < E) y[((size_t)t * gridDim.y + chunk) * E + row] = acc;
+    }
+}
+
+}  // namespace
+
+// W [E, K] in tiles, K a multiple of 4; x [T, K]; y [T, chunks, E]. grid: (tiles, chunks). Dynamic shared memory: a chunk of a tile, and of each token.
+extern "C" __global__ void __launch_bounds__(SCORE_THREADS) scores_f32(const float* w, const float* x, float* y, int E, int K, int tokens) { score_parts(w, x, y, E, K, tokens); }
+extern "C" __global__ void __launch_bounds__(SCORE_THREADS) scores_f16(const __half* w, const float* x, float* y, int E, int K, int tokens) { score_parts(w, x, y, E, K, tokens); }
+extern "C" __global__ void __launch_bounds__(SCORE_THREADS) scores_bf16(const __nv_bfloat16* w, const float* x, float* y, int E, int K, int tokens) {
+    score_parts(w, x, y, E, K, tokens);
+}
+
+// grid: ceil(T / ROUTE_WARPS). Dynamic shared memory, for each warp: RouteRoom, and weights [used], or [groups_used] if those are more.
+extern "C" __global__ void __launch_bounds__(32 * ROUTE_WARPS) route(const float* z, ROUTING_PARAMETERS, int tokens, int* ids, float* weights) {
+    extern __shared__ float rooms[];
+    wait_for_previous();
+    let_next_start();
+    const int warp = threadIdx.x / 32, t = blockIdx.x * ROUTE_WARPS + warp, own = max(used, groups_used);
+    if (t >= tokens) return;
+    float* room = rooms + warp * (RouteRoom::bytes(experts) / 4 + own);
+    float* w = room + RouteRoom::bytes(experts) / 4;
+    route(ROUTING, scores_of(ROUTING, z, t), RouteRoom(room, experts), ids + (size_t)t * used, w);
+    for (int j = threadIdx.x % 32; j < used; j += 32) weights[(size_t)t * used + j] = w[j];
+}
+
+// `told` [T, used] and `x_told` [T, D] are in host memory (x_told: or null); then the bell there gets `number`. One thread block. Dynamic shared memory,
+// for each warp: RouteRoom, weights as in `route`, ids [used].
+extern "C" __global__ void __launch_bounds__(32 * ROUTE_WARPS) tell(const float* z, ROUTING_PARAMETERS, int tokens, const float* x, int D, int* told, float* x_told, unsigned* bell,
+                                                                    unsigned number) {
+    extern __shared__ float rooms[];
+    wait_for_previous();
+    let_next_start();
+    const int warp = threadIdx.x / 32, own = max(used, groups_used);
+    float* room = rooms + warp * (RouteRoom::bytes(experts) / 4 + own + used);
+    float* w = room + RouteRoom::bytes(experts) / 4;
+    int* ids = (int*)(w + own);
+    for (int t = warp; t < tokens; t += ROUTE_WARPS) {
+        route(ROUTING, scores_of(ROUTING, z, t), RouteRoom(room, experts), ids, w);
+        for (int j = threadIdx.x % 32; j < used; j += 32) told[t * used + j] = ids[j];
+        __syncwarp();
+    }
+    if (x_told != nullptr)
+        for (int i = threadIdx.x; i < tokens * D / 4; i += blockDim.x) ((float4*)x_told)[i] = ((const float4*)x)[i];
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0) ring_bell(bell, number);
+}
+
+// One thread block. `told` [E] is in host memory, or null; the bell there gets `number` when it is written.
+extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group(const int* ids, int pairs, int experts, int pad, int* place, int* pair, int* block_experts, int* count, int* told,
+                                                                  unsigned* bell, unsigned number) {
+    __shared__ int n[EXPERTS_MAX], next[EXPERTS_MAX], of_warp[32];
+    wait_for_previous();
+    let_next_start();
+    const int e = threadIdx.x;
+    n[e] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < pairs; i += GROUP_THREADS) atomicAdd(n + ids[i], 1);
+    __syncthreads();
+    if (told != nullptr) {
+        if (e < experts) told[e] = n[e];
+        __threadfence_system();
+        __syncthreads();
+        if (e == 0) ring_bell(bell, number);
+    }
+    const int blocks = e < experts ? (n[e] + pad - 1) / pad : 0;
+    int all;
+    const int first = sum_before(blocks, of_warp, all);
+    next[e] = first * pad;
+    for (int b = 0; b < blocks; b++) block_experts[first + b] = e;
+    if (e == 0) *count = all;
+    for (int i = threadIdx.x; i < all * pad; i += GROUP_THREADS) pair[i] = -1;
+    __syncthreads();
+    for (int i = threadIdx.x; i < pairs; i += GROUP_THREADS) {
+        const int at = atomicAdd(next + ids[i], 1);
+        place[i] = at, pair[at] = i;
+    }
+}
+
+// A thread a run of 32 values of a place. grid: (ceil(runs filled up to 4 / 16), places / 16); 256 threads. `places` in all, of which count * pad are used.
+// from_atoms: how the tokens' blocks are arranged, 0 where they are not. scale [2][K / 32][places]: d, then d * sum.
+extern "C" __global__ void __launch_bounds__(256) gather_32(const int* pair, const int* count, int pad, int used, uint4* q, const float* meta, int from_atoms, uint8_t* image,
+                                                            float* scale, int K, int places) {
+    wait_for_previous();
+    let_next_start();
+    const int i = blockIdx.x * 256 + threadIdx.x, run = i / 64 * 4 + i % 4, runs = K / 32, at = blockIdx.y * 16 + i / 4 % 16;
+    if (blockIdx.y * 16 >= *count * pad || run >= runs || pair[at] < 0) return;
+    const int t = pair[at] / used;
+    uint4 x[2];
+    run_of(q, t, run, runs, from_atoms, x);
+    *piece_of(image, at, run, 0, places / 8) = x[0], *piece_of(image, at, run, 1, places / 8) = x[1];
+    float d, sum;
+    if (from_atoms > 0) {
+        const size_t from = (size_t)run * from_atoms * 8 + t;
+        d = meta[from], sum = meta[(size_t)runs * from_atoms * 8 + from];
+    } else {
+        const int2 m = ((const int2*)meta)[((size_t)(t / 8) * runs + run) * 8 + t % 8];
+        d = __int_as_float(m.y), sum = __fmul_rn(d, (float)m.x);
+    }
+    scale[(size_t)run * places + at] = d, scale[(size_t)(runs + run) * places + at] = sum;
+}
+
+extern "C" __global__ void __launch_bounds__(256) gather_256(const int* pair, const int* count, int pad, int used, uint4* q, const float* d, const uint4* s16, int from_atoms,
+                                                             uint8_t* image, float* scale, uint4* sums, int K, int places) {
+    wait_for_previous();
+    let_next_start();
+    const int i = blockIdx.x * 256 + threadIdx.x, run = i / 64 * 4 + i % 4, runs = K / 32, at = blockIdx.y * 16 + i / 4 % 16;
+    if (blockIdx.y * 16 >= *count * pad || run >= runs || pair[at] < 0) return;
+    const int t = pair[at] / used, block = run / 8;
+    uint4 x[2];
+    run_of(q, t, run, runs, from_atoms, x);
+    *piece_of(image, at, run, 0, places / 8) = x[0], *piece_of(image, at, run, 1, places / 8) = x[1];
+    if (run % 8 != 0) return;
+    const size_t own = ((size_t)(t / 8) * (K / 256) + block) * 8 + t % 8;
+    scale[(size_t)block * places + at] = d[from_atoms > 0 ? (size_t)block * from_atoms * 8 + t : own];
+    const uint4* from = s16 + (from_atoms > 0 ? (size_t)block * from_atoms * 8 + arranged_row(t) : own) * 2;
+    uint4* to = sums + ((size_t)block * places + arranged_row(at)) * 2;
+    to[0] = from[0], to[1] = from[1];
+}
+
+// Four values of a place, gated; x [places, 2 F]: gates, then ups.
+__device__ __forceinline__ float4 gated_four(const float* x, int at, int i, int FF, int f, const uint64_t* blobs, int expert, uint32_t gate_bias_at, uint32_t up_bias_at) {
+    const float *gate = x + (size_t)at * 2 * FF + i, *up = gate + FF;
+    float of[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float g = gate[k], u = up[k];
+        if (gate_bias_at != 0) g = g + bias_of(blobs, expert, gate_bias_at, i + k), u = u + bias_of(blobs, expert, up_bias_at, i + k);
+        of[k] = gated_value(f, g, u);
+    }
+    return make_float4(of[0], of[1], of[2], of[3]);
+}
+
+// A thread four values. grid: (ceil(F / 4 / 128), places); 128 threads. `columns` in all.
+extern "C" __global__ void __launch_bounds__(128) gated_32(const int* pair, const int* count, int pad, const int* block_experts, const uint64_t* blobs, uint32_t gate_bias_at,
+                                                           uint32_t up_bias_at, const float* x, int f, uint32_t* image, int2* scale, int FF, int columns) {
+    wait_for_previous();
+    let_next_start();
+    const int i = blockIdx.x * 128 + threadIdx.x, at = blockIdx.y, run = i / 8;
+    if (at >= *count * pad || pair[at] < 0) return;
+    const int expert = block_experts[at / pad];
+    const bool live = run < FF / 32 && blobs[expert] != 0;
+    float4 v = make_float4(0, 0, 0, 0);
+    if (live) v = gated_four(x, at, 4 * i, FF, f, blobs, expert, gate_bias_at, up_bias_at);
+    emit_32({image, scale, nullptr, nullptr, FF, 1 + 4 * (columns / 8)}, v, at, run, i % 8, live);
+}
+
+// A warp a block of 256, in two passes. grid: (ceil(F / 256 / 4), places); 128 threads.
+extern "C" __global__ void __launch_bounds__(128) gated_256(const int* pair, const int* count, int pad, const int* block_experts, const uint64_t* blobs, uint32_t gate_bias_at,
+                                                            uint32_t up_bias_at, const float* x, int f, uint32_t* image, float* scale, __half* sums, int FF, int columns) {
+    wait_for_previous();
+    let_next_start();
+    const int lane = threadIdx.x % 32, block = blockIdx.x * 4 + threadIdx.x / 32, at = blockIdx.y;
+    if (at >= *count * pad || block >= FF / 256 || pair[at] < 0) return;
+    const int expert = block_experts[at / pad];
+    if (blobs[expert] == 0) return;
+    float4 v[2];
+#pragma unroll
+    for (int w = 0; w < 2; w++) v[w] = gated_four(x, at, block * 256 + 128 * w + 4 * lane, FF, f, blobs, expert, gate_bias_at, up_bias_at);
+    emit_256({image, nullptr, scale, sums, FF, 2 + 4 * (columns / 8)}, v, at, block);
+}
+
+// rows [n, D] and whose they are, pairs [n], are in host memory. grid: (ceil(D / 4 / 256), n).
+extern "C" __global__ void __launch_bounds__(256) adopt(const int* pairs, const float* rows, const int* place, float* outputs, int D) {
+    wait_for_previous();
+    let_next_start();
+    const int i = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
+    if (i >= D / 4) return;
+    ((float4*)(outputs + (size_t)place[pairs[row]] * D))[i] = ((const float4*)(rows + (size_t)row * D))[i];
+}
+
+// y = start; then y = fma(weight, output + bias, y) for each of a token's experts; the outputs of those that are not here (blob 0) have their biases. Start: what the shared expert gave, if there is one (is_shared),
+// of which `taken` [T] says how much, or null; else 0. grid: (ceil(D / 4 / 256), T).
+extern "C" __global__ void __launch_bounds__(256) combine(const int* ids, const float* weights, const int* place, int used, const uint64_t* blobs, uint32_t bias_at, const float* outputs,
+                                                          const float* taken, int is_shared, float* y, int D) {
+    wait_for_previous();
+    let_next_start();
+    const int i = (blockIdx.x * 256 + threadIdx.x) * 4, t = blockIdx.y;
+    if (i >= D) return;
+    float4* to = (float4*)(y + (size_t)t * D + i);
+    float4 sum = is_shared ? *to : make_float4(0, 0, 0, 0);
+    if (taken != nullptr) {
+        const float s = sigmoid(taken[t]);
+        sum = make_float4(sum.x * s, sum.y * s, sum.z * s, sum.w * s);
+    }
+#pragma unroll 4
+    for (int j = t * used; j < (t + 1) * used; j++) {
+        float4 o = *(const float4*)(outputs + (size_t)place[j] * D + i);
+        const int e = ids[j];
+        if (bias_at != 0 && blobs[e] != 0) {
+            o = make_float4(o.x + bias_of(blobs, e, bias_at, i), o.y + bias_of(blobs, e, bias_at, i + 1), o.z + bias_of(blobs, e, bias_at, i + 2), o.w + bias_of(blobs, e, bias_at, i + 3));
+        }
+        const float w = weights[j];
+        sum = make_float4(fmaf(w, o.x, sum.x), fmaf(w, o.y, sum.y), fmaf(w, o.z, sum.z), fmaf(w, o.w, sum.w));
+    }
+    *to = sum;
+}

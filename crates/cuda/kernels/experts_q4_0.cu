@@ -1,0 +1,6 @@
+// Experts of Q4_0.
+#include "experts_few.cuh"
+#include "experts_many.cuh"
+
+EXPERTS_FEW_KERNELS(Q4_0)
+EXPERTS_MANY_KERNELS(Q4_0)

@@ -1,0 +1,6 @@
+// Experts of Q5_0.
+#include "experts_few.cuh"
+#include "experts_many.cuh"
+
+EXPERTS_FEW_KERNELS(Q5_0)
+EXPERTS_MANY_KERNELS(Q5_0)

@@ -1,0 +1,311 @@
+//! How an expert's weights lie together, and where each expert's are.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cpu::mem::ALIGN;
+use gguf::TensorType;
+use quant::formats::{self, Class};
+use quant::tile::{Layout, ROWS};
+
+use crate::error::{Error, length};
+use crate::memory::{Buffer, Pinned};
+use crate::stream::Stream;
+
+/// Values of F that kernels take at once: gate and up then follow each other without a gap, as one matrix.
+const FF_STEP: usize = 64;
+
+/// The layout of a layer's experts: gate, up, down, then their biases, each from a multiple of [`ALIGN`] on, as host memory has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Blob {
+    pub(super) inputs: TensorType,
+    pub(super) down: TensorType,
+    pub(super) width: usize,
+    pub(super) ff: usize,
+    pub(super) up_at: usize,
+    pub(super) down_at: usize,
+    /// Of gate, up and down.
+    pub(super) biases_at: Option<[usize; 3]>,
+    bytes: usize,
+}
+
+impl Blob {
+    /// The layout of experts with gate and up `[F, D]` of `inputs` and down `[D, F]` of another format.
+    ///
+    /// # Errors
+    /// If there are no kernels for such experts: says what they are.
+    pub fn new(
+        [gate, up, down]: [TensorType; 3],
+        width: usize,
+        ff: usize,
+        has_biases: bool,
+    ) -> Result<Self, String> {
+        if gate != up {
+            let (gate, up) = (gate.name(), up.name());
+            return Err(format!("experts whose gates are {gate} and whose ups {up}"));
+        }
+        for (ty, k, what) in [(gate, width, "width"), (down, ff, "feed-forward width")] {
+            if matches!(formats::class(ty), None | Some(Class::Float)) {
+                return Err(format!("experts of {} weights", ty.name()));
+            }
+            if !k.is_multiple_of(ty.block_len()) {
+                let name = ty.name();
+                return Err(format!(
+                    "experts with a {what} of {k}, not whole blocks of {name},"
+                ));
+            }
+        }
+        if !width.is_multiple_of(ROWS) || !ff.is_multiple_of(FF_STEP) {
+            return Err(format!(
+                "experts of {ff} x {width} weights, not multiples of {FF_STEP} and {ROWS},"
+            ));
+        }
+        let bytes = |ty: TensorType, n: usize, k: usize| {
+            let layout = Layout::of(ty)?;
+            n.checked_mul(k / layout.block_len())?
+                .checked_mul(layout.block_bytes())
+        };
+        let inputs = bytes(gate, ff, width);
+        let outputs = bytes(down, width, ff);
+        let (Some(inputs), Some(outputs)) = (inputs, outputs) else {
+            return Err(format!("experts of {ff} x {width}"));
+        };
+        let mut end = 0_usize;
+        let mut take = |bytes: usize| {
+            let at = end;
+            end = end.saturating_add(bytes).saturating_add(ALIGN - 1) / ALIGN * ALIGN;
+            at
+        };
+        let [_, up_at, down_at] = [inputs, inputs, outputs].map(&mut take);
+        let biases_at = has_biases.then(|| [ff, ff, width].map(|n| take(4 * n)));
+        // Kernels count bytes of a blob in 32 bits.
+        if u32::try_from(end).is_err() {
+            return Err(format!("experts of {end} bytes"));
+        }
+        Ok(Self {
+            inputs: gate,
+            down,
+            width,
+            ff,
+            up_at,
+            down_at,
+            biases_at,
+            bytes: end,
+        })
+    }
+
+    /// Bytes of an expert, those that fill it up to a multiple of [`ALIGN`] included.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Formats of gate and up, and of down.
+    pub fn types(&self) -> [TensorType; 2] {
+        [self.inputs, self.down]
+    }
+}
+
+/// The list of where each expert is, and the memory that they lie in, all of them.
+#[derive(Debug)]
+pub struct Arena {
+    memory: Arc<Buffer<u8>>,
+    addresses: Vec<u64>,
+    /// What kernels read.
+    table: Buffer<u64>,
+}
+
+impl Arena {
+    /// A list of `experts` experts that are nowhere yet, for blobs that lie in `memory`.
+    pub fn new(stream: &Stream, memory: Arc<Buffer<u8>>, experts: usize) -> Result<Self, Error> {
+        Ok(Self {
+            memory,
+            addresses: vec![0; experts],
+            table: Buffer::zeroed(stream, experts)?,
+        })
+    }
+
+    /// Says that an expert's blob lies at `at`, or nowhere. Kernels hear of it with [`Arena::publish`].
+    pub fn place(&mut self, expert: usize, blob: &Blob, at: Option<usize>) -> Result<(), Error> {
+        const OP: &str = "expert";
+        let known = self.addresses.len();
+        let Some(address) = self.addresses.get_mut(expert) else {
+            return length(OP, "number", expert, known);
+        };
+        *address = match at {
+            None => 0,
+            Some(at) => {
+                let end = at.saturating_add(blob.bytes);
+                let over = end.saturating_sub(self.memory.len());
+                length(OP, "bytes over the memory", over, 0)?;
+                length(OP, "bytes past a boundary", at % ALIGN, 0)?;
+                self.memory.address() + at as u64
+            }
+        };
+        Ok(())
+    }
+
+    /// Gives kernels the list as it is now, after the stream's earlier work.
+    pub fn publish(&mut self, stream: &Stream) -> Result<(), Error> {
+        self.table.upload(stream, &self.addresses)
+    }
+
+    /// Bytes of device memory, without that of the blobs.
+    pub fn bytes(&self) -> usize {
+        self.table.bytes()
+    }
+
+    /// A layer's experts.
+    pub fn layer<'a>(&'a self, blob: &'a Blob, experts: Range<usize>) -> Layer<'a> {
+        Layer {
+            blob,
+            table: &self.table,
+            experts,
+        }
+    }
+}
+
+/// Experts that come and go: slots in device memory, blobs in pinned memory, and lists of where a layer's experts are.
+///
+/// A list is what one launch is to compute: experts that are not in it are passed over. Lists are written by the host when it knows a layer's routing,
+/// which it does only when all earlier layers' launches are past.
+#[derive(Debug)]
+pub struct Slots {
+    slots: Buffer<u8>,
+    blobs: Arc<Pinned<u8>>,
+    experts: usize,
+    lists: Pinned<u64>,
+    on_device: Buffer<u64>,
+}
+
+impl Slots {
+    /// `bytes` bytes of slots for copies of `blobs`, and up to `lists` lists of layers of `experts` experts.
+    pub fn new(
+        stream: &Stream,
+        blobs: Arc<Pinned<u8>>,
+        bytes: usize,
+        experts: usize,
+        lists: usize,
+    ) -> Result<Self, Error> {
+        let device = stream.device();
+        Ok(Self {
+            slots: Buffer::new(device, bytes)?,
+            blobs,
+            experts,
+            lists: Pinned::new(device, lists * experts)?,
+            on_device: Buffer::zeroed(stream, lists * experts)?,
+        })
+    }
+
+    /// All blobs, in host memory.
+    pub fn blobs(&self) -> &[u8] {
+        &self.blobs
+    }
+
+    /// Bytes of device memory.
+    pub fn bytes(&self) -> usize {
+        self.slots.bytes() + self.on_device.bytes()
+    }
+
+    /// Copies a blob to a slot that begins at `at`, in the stream's order. Returns at once.
+    pub fn fetch(&mut self, stream: &Stream, blob: Range<usize>, at: usize) -> Result<(), Error> {
+        let Some(bytes) = self.blobs.get(blob.clone()) else {
+            return length(
+                "fetch of an expert",
+                "end of the blob",
+                blob.end,
+                self.blobs.len(),
+            );
+        };
+        // SAFETY: what is shared is not written, and pinned memory is given back only when the driver has done with it.
+        unsafe { self.slots.upload_later(stream, at, bytes) }
+    }
+
+    /// Empties the first `n` lists.
+    pub fn clear(&mut self, n: usize) {
+        let end = (n * self.experts).min(self.lists.len());
+        self.lists[..end].fill(0);
+    }
+
+    /// Puts an expert's copy at byte `at` of the slots into a list.
+    pub fn put(&mut self, list: usize, expert: usize, blob: &Blob, at: usize) -> Result<(), Error> {
+        const OP: &str = "expert in a list";
+        let end = at.saturating_add(blob.bytes);
+        length(
+            OP,
+            "bytes over the slots",
+            end.saturating_sub(self.slots.len()),
+            0,
+        )?;
+        length(OP, "bytes past a boundary", at % ALIGN, 0)?;
+        let address = self.slots.address() + at as u64;
+        self.set(OP, list, expert, address)
+    }
+
+    /// Puts an expert as it lies in host memory into a list, for few reads.
+    pub fn put_host(
+        &mut self,
+        list: usize,
+        expert: usize,
+        blob: Range<usize>,
+    ) -> Result<(), Error> {
+        const OP: &str = "expert of the host in a list";
+        length(
+            OP,
+            "bytes over the blobs",
+            blob.end.saturating_sub(self.blobs.len()),
+            0,
+        )?;
+        let address = self.blobs.address() + blob.start as u64;
+        self.set(OP, list, expert, address)
+    }
+
+    fn set(&mut self, op: &'static str, list: usize, expert: usize, to: u64) -> Result<(), Error> {
+        length(
+            op,
+            "experts over the list",
+            (expert + 1).saturating_sub(self.experts),
+            0,
+        )?;
+        let at = list * self.experts + expert;
+        let known = self.lists.len();
+        match self.lists.get_mut(at) {
+            Some(address) => *address = to,
+            None => return length(op, "list", at, known),
+        }
+        Ok(())
+    }
+
+    /// Gives kernels the first `n` lists as they are now, in the stream's order. They stay as they are until that is past.
+    pub fn publish(&mut self, stream: &Stream, n: usize) -> Result<(), Error> {
+        let end = (n * self.experts).min(self.lists.len());
+        // SAFETY: the host writes lists only when it was told of a routing, which is behind this in the stream.
+        unsafe { self.on_device.upload_later(stream, 0, &self.lists[..end]) }
+    }
+
+    /// The experts of a list.
+    pub fn layer<'a>(&'a self, blob: &'a Blob, list: usize) -> Layer<'a> {
+        Layer {
+            blob,
+            table: &self.on_device,
+            experts: list * self.experts..(list + 1) * self.experts,
+        }
+    }
+}
+
+/// A layer's experts, and where they are.
+#[derive(Debug, Clone)]
+pub struct Layer<'a> {
+    pub(super) blob: &'a Blob,
+    table: &'a Buffer<u64>,
+    experts: Range<usize>,
+}
+
+impl Layer<'_> {
+    /// The address of the layer's part of the list of `experts` experts.
+    pub(super) fn list(&self, op: &'static str, experts: usize) -> Result<u64, Error> {
+        length(op, "experts of the layer", self.experts.len(), experts)?;
+        let over = self.experts.end.saturating_sub(self.table.len());
+        length(op, "experts over the list", over, 0)?;
+        Ok(self.table.address() + 8 * self.experts.start as u64)
+    }
+}

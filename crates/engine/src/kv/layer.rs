@@ -1,0 +1,166 @@
+//! What a layer does with its cells: it stores new ones, and attends all.
+
+use super::together::attending;
+use super::{Cache, LayerAt, Lies, Reached};
+use crate::backend::{At, Backend, CELLS, GROUP, Placed, Step, Turn};
+
+impl<B: Backend> Cache<B> {
+    /// Turns the tokens' queries `q` `[T, H, C]` and stores their cells of a layer, made of `k` `[T, K, C]` and `v` `[T, K, C]`, which need
+    /// not hold anything of use afterwards.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub(crate) fn turn_and_append(
+        &mut self,
+        backend: &mut B,
+        layer: usize,
+        tokens: usize,
+        turn: &Turn<'_>,
+        q: &mut B::Array,
+        k: &mut B::Array,
+        v: &mut B::Array,
+    ) {
+        if tokens == 1 {
+            let (shape, LayerAt { at, .. }) = (self.shape, self.layers[layer].clone());
+            let attending = attending(&self.work[0], layer, None, &shape, &at);
+            let block = attending.position / CELLS;
+            let slab = self.writable(0, layer, block);
+            return backend.turn_and_append(turn, &attending, slab, block, q, k, v);
+        }
+        backend.turn(turn, tokens, q, k, v);
+        self.append(backend, layer, k, v);
+    }
+
+    /// Stores the tokens' cells of a layer: `k` `[T, K, C]`, `v` `[T, K, C]`.
+    pub(crate) fn append(&mut self, backend: &mut B, layer: usize, k: &B::Array, v: &B::Array) {
+        let (shape, LayerAt { at, .. }) = (self.shape, self.layers[layer].clone());
+        for part in 0..self.work.len() {
+            let attending = attending(&self.work[part], layer, None, &shape, &at);
+            let mut done = 0;
+            while done < attending.tokens {
+                let cell = attending.position + done;
+                let count = (CELLS - cell % CELLS).min(attending.tokens - done);
+                let slab = self.writable(part, layer, cell / CELLS);
+                backend.append(&attending, slab, cell / CELLS, done..done + count, k, v);
+                done += count;
+            }
+        }
+    }
+
+    /// The slab that a layer's part of a block of a sequence of the step is written to.
+    fn writable(&mut self, part: usize, layer: usize, block: usize) -> &mut B::Slab {
+        let sequence = self.sequences[self.work[part].taking.sequence].as_ref();
+        let sequence = sequence.expect("the one in work exists");
+        let (store, track) = if self.layers[layer].windowed {
+            (&mut self.ring, &sequence.ring)
+        } else {
+            (&mut self.full, &sequence.full)
+        };
+        store.device_mut(track.get(block).expect("reserved"))
+    }
+
+    /// Attends the tokens' queries `q` `[T, H, C]` over all cells of a layer.
+    pub(crate) fn attend(
+        &mut self,
+        backend: &mut B,
+        layer: usize,
+        q: &B::Array,
+        out: &mut B::Array,
+    ) {
+        for part in 0..self.work.len() {
+            self.attend_part(backend, part, layer, q, out);
+        }
+    }
+
+    fn attend_part(
+        &mut self,
+        backend: &mut B,
+        part: usize,
+        layer: usize,
+        q: &B::Array,
+        out: &mut B::Array,
+    ) {
+        let LayerAt {
+            windowed,
+            index,
+            at,
+        } = &self.layers[layer];
+        let part = &self.work[part];
+        let window = if *windowed { self.window } else { None };
+        let attending = attending(part, layer, window, &self.shape, at);
+        let (store, spans) = if *windowed {
+            (&self.ring, &self.ring_spans[part.ring.clone()])
+        } else {
+            (&self.full, &self.full_spans[part.full.clone()])
+        };
+        let by_cpu = if *windowed {
+            0
+        } else {
+            self.cpu_groups[*index]
+        };
+        let is_streamed = |span: &Reached| match span.lies {
+            Lies::Device => false,
+            Lies::Host(_) => span.block / GROUP >= by_cpu,
+        };
+        // Where the slots do not hold all that is streamed, what is there is attended first, if that may be.
+        let (at_once, is_all) = self.stage.at_once(*index);
+        let streamed_last = attending.generated && B::STREAMED_LAST && !is_all;
+        let passes: &[Option<bool>] = if streamed_last {
+            &[Some(false), Some(true)]
+        } else {
+            &[None]
+        };
+        let mut placed: Vec<Placed<'_, B>> = Vec::with_capacity(spans.len());
+        let mut held: Vec<usize> = Vec::new();
+        let mut is_first = true;
+        let mut streamed = None;
+        for &pass in passes {
+            let of_pass =
+                |span: &&Reached| pass.is_none_or(|streamed| is_streamed(span) == streamed);
+            for span in spans.iter().filter(of_pass) {
+                let at = match span.lies {
+                    Lies::Device => {
+                        At::Device(store.device(span.id).expect("planned as in device memory"))
+                    }
+                    Lies::Host(_) if !is_streamed(span) => {
+                        At::Host(store.host(span.id).expect("planned as in host memory"))
+                    }
+                    Lies::Host(n) => {
+                        if streamed != Some(n) {
+                            let rest_is_streamed = streamed_last && streamed.is_none();
+                            if held.len() == at_once || (rest_is_streamed && !placed.is_empty()) {
+                                let step = Step {
+                                    first: is_first,
+                                    last: false,
+                                };
+                                backend.attend(&attending, q, &placed, step, out);
+                                placed.clear();
+                                is_first = false;
+                                self.stage
+                                    .give_back(backend, store, &self.full_layers, &mut held);
+                            }
+                            let slot =
+                                self.stage
+                                    .take(backend, store, &self.full_layers, *index, n);
+                            held.push(slot);
+                            streamed = Some(n);
+                        }
+                        At::Staged(*held.last().expect("just taken"))
+                    }
+                };
+                placed.push(Placed {
+                    index: span.block,
+                    cells: span.cells,
+                    at,
+                });
+            }
+        }
+        let step = Step {
+            first: is_first,
+            last: true,
+        };
+        backend.attend(&attending, q, &placed, step, out);
+        if !held.is_empty() {
+            self.stage
+                .give_back(backend, store, &self.full_layers, &mut held);
+        }
+    }
+}

@@ -15,7 +15,7 @@ use place::bytes::{Cache, kv_alloc_bytes, work_bytes};
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 /// What a session takes beside buffers: itself, the lists of its layers and sequences, and the like.
-const BESIDE_BYTES: u64 = 16 << 10;
+const BESIDE_BYTES: u64 = 4096;
 
 // One test: another one beside it would allocate, too.
 #[test]

@@ -33,6 +33,7 @@ fn load(kind: Kind, ty: TensorType, device: ComputeDevice) -> Model {
         threads: Some(2),
         device,
         contents: small::contents(),
+        unproven: true,
         ..LoadOptions::default()
     };
     Model::from_file(&file, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"))

@@ -11,6 +11,14 @@ use crate::product::meets_sums;
 /// Warps of a thread block at most.
 const WARPS_MAX: usize = 16;
 
+/// What kernels hold beside the memory that they are launched with.
+const SHARED_FIXED: usize = 1 << 10;
+
+/// Shared memory that a thread block of a kernel for few tokens can be launched with, at most.
+pub(super) fn shared_bytes_max(device: &Properties) -> usize {
+    device.shared_bytes_block_max.saturating_sub(SHARED_FIXED)
+}
+
 /// Bytes of a ring and all else of `gate_up`: what it leaves is for `down`, which begins to fetch weights meanwhile.
 const GATE_UP_BYTES: usize = 116 << 10;
 
@@ -145,7 +153,7 @@ impl Cut {
         device: &Properties,
     ) -> Self {
         let stage = unit_bytes(ty) + 16;
-        let most = device.shared_bytes_block_max.saturating_sub(rest) / stage;
+        let most = shared_bytes_max(device).saturating_sub(rest) / stage;
         let budget = budget.saturating_sub(rest) / stage;
         let rounds = units.div_ceil(WARPS_MAX);
         let warps = units
@@ -247,7 +255,7 @@ mod tests {
                 let gate_up = Cut::gate_up(&blob, &routing, tokens, &device);
                 let downs = Cut::down(&blob, &routing, &device);
                 for cut in [gate_up, downs] {
-                    assert!(cut.shared_bytes <= device.shared_bytes_block_max, "{cut:?}");
+                    assert!(cut.shared_bytes <= shared_bytes_max(&device), "{cut:?}");
                     assert!((1..=WARPS_MAX).contains(&cut.warps), "{cut:?}");
                 }
                 assert!(gate_up.grid * gate_up.per >= used * ff / 16);

@@ -76,7 +76,7 @@ impl Format {
         let module = Module::load_for(device, &name, compute)?;
         let few = |name: &str| {
             let kernel = module.kernel(name)?;
-            kernel.allow_shared(device.properties().shared_bytes_block_max)?;
+            kernel.allow_shared(cut::shared_bytes_max(device.properties()))?;
             Ok::<_, Error>(kernel)
         };
         let many = |columns: usize| {
@@ -649,7 +649,7 @@ impl Mixer {
             OP,
             "bytes of shared memory over the limit",
             cut.shared_bytes
-                .saturating_sub(device.shared_bytes_block_max),
+                .saturating_sub(cut::shared_bytes_max(device)),
             0,
         )?;
         let [gate_bias, up_bias, _] = blob.biases_at.unwrap_or_default();
@@ -726,7 +726,7 @@ impl Mixer {
             OP,
             "bytes of shared memory over the limit",
             cut.shared_bytes
-                .saturating_sub(device.shared_bytes_block_max),
+                .saturating_sub(cut::shared_bytes_max(device)),
             0,
         )?;
         let [.., bias] = blob.biases_at.unwrap_or_default();

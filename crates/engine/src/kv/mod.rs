@@ -332,7 +332,7 @@ impl<B: Backend> Cache<B> {
             let window = placing.window_blocks.unwrap_or(usize::MAX);
             self.full.set_device_max(window.max(1));
         }
-        let last = self.sequence().full.iter().map(|(_, id)| id).last();
+        let last = self.sequence().full.iter().map(|(_, id)| id).next_back();
         self.make_room(backend, 0, last.as_slice())
     }
 

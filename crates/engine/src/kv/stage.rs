@@ -90,7 +90,7 @@ impl Stage {
         self.ahead.clear();
         self.free.clear();
         self.free.extend(0..turns(self.used, self.pieces));
-        self.next = self.from_layer(0);
+        self.next = self.first_of_layer(0);
     }
 
     /// A slot with a piece; it is the caller's until it is [given back](Self::give_back).
@@ -174,12 +174,12 @@ impl Stage {
         if at + 1 < self.tail.len() {
             (layer, at + 1)
         } else {
-            self.from_layer(layer + 1)
+            self.first_of_layer(layer + 1)
         }
     }
 
     /// The first piece of a layer, or of the next one that streams any.
-    fn from_layer(&self, layer: usize) -> (usize, usize) {
+    fn first_of_layer(&self, layer: usize) -> (usize, usize) {
         let n = self.first.len();
         let layers = (0..n).map(|i| (layer + i) % n);
         let mut streaming = layers.filter(|&layer| self.first[layer] < self.tail.len());

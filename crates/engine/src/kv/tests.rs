@@ -5,7 +5,7 @@ mod damaged;
 
 use super::file::Origin;
 use super::*;
-use crate::backend::Cpu;
+use crate::backend::{Cpu, Step};
 use crate::model::{LoadOptions, Model};
 use ::cpu::attention::{KvType, Params, Partials, Span, attend, write_cell};
 use ::cpu::mem::Buffer;

@@ -70,6 +70,8 @@ pub struct LoadOptions {
     pub contents: Contents,
     /// Threads that compute the host's share of experts; `None`: all.
     pub pool_workers: Option<usize>,
+    /// Whether mixtures of experts may run on a GPU, where their kernels have not been compared with the definition yet.
+    pub unproven: bool,
 }
 
 /// How far loading is.
@@ -130,7 +132,7 @@ impl Model {
     /// # Errors
     /// If it runs nowhere.
     pub fn problem_on(file: &GgufFile, device: ComputeDevice) -> Result<Option<String>, Error> {
-        Ok(problem_on(file, &read_arch(file)?.1, device))
+        Ok(problem_on(file, &read_arch(file)?.1, device, false))
     }
 
     /// [`Model::load`] of an open file.
@@ -143,7 +145,7 @@ impl Model {
         progress: &mut (dyn FnMut(LoadProgress) + Send),
     ) -> Result<Self, Error> {
         let (arch, config) = read_arch(file)?;
-        if let Some(problem) = problem_on(file, &config, options.device) {
+        if let Some(problem) = problem_on(file, &config, options.device, options.unproven) {
             return Err(Error::Options(format!("{problem} (see --device cpu)")));
         }
         let source = match options.contents {
@@ -257,10 +259,20 @@ impl Model {
 }
 
 /// Why a file's model does not run on a device; `None` if it does, or runs nowhere.
-fn problem_on(file: &GgufFile, config: &Config, device: ComputeDevice) -> Option<String> {
+fn problem_on(
+    file: &GgufFile,
+    config: &Config,
+    device: ComputeDevice,
+    unproven: bool,
+) -> Option<String> {
     let (ComputeDevice::Cuda(_), Some(experts)) = (device, &config.experts) else {
         return None;
     };
+    if !unproven {
+        return Some(format!(
+            "mixtures of experts do not run on {device} yet: their kernels have not been compared with the definition there"
+        ));
+    }
     (experts.leading_dense..config.n_layer).find_map(|layer| {
         let part = |part: &str| file.tensor(&format!("blk.{layer}.ffn_{part}"));
         let types = [

@@ -86,7 +86,9 @@ impl Subject {
     pub fn of_file(file: &GgufFile) -> Self {
         let largest = file.parts().max_by_key(|(_, bytes)| *bytes);
         let mut subject = Self::of_header(file.metadata(), file.tensors());
-        subject.file = largest.map(|(path, _)| path.to_owned());
+        // A model that was made here has a name alone.
+        let path = largest.map(|(path, _)| path.to_owned());
+        subject.file = path.filter(|path| path.is_file());
         subject
     }
 

@@ -73,12 +73,8 @@ impl<B: Backend> Run<B> {
             backend,
             cache,
             work,
-            gate,
+            ..
         } = self;
-        if let Some(gate) = gate {
-            // What a step of several costs says nothing of one token's.
-            cache.set_share(gate.share());
-        }
         let takings: Vec<Taking> = parts.iter().map(taking).collect();
         let tokens: Vec<u32> = parts.iter().flat_map(|part| part.tokens).copied().collect();
         if let Some(store) = backend.experts_mut() {

@@ -101,8 +101,7 @@ impl HitCurve {
 
     /// At a part of all bytes.
     pub fn at(&self, part: f64) -> f64 {
-        // Of NaN and a number it is the number.
-        let at = part.max(0.0).min(1.0) * POINTS as f64;
+        let at = crate::drop::part(part) * POINTS as f64;
         let low = (at as usize).min(POINTS - 1);
         let before = if low == 0 { 0.0 } else { self.0[low - 1] };
         before + (self.0[low] - before) * (at - low as f64).clamp(0.0, 1.0)

@@ -200,7 +200,6 @@ fn session_for<'m>(
             staging_slots: placings.map(|p| p.staging_slots).max().unwrap_or(0),
             kv_share: share,
             gating: Gating::Off,
-            ..options.placing
         };
     }
     Ok(Session::new(model, &options)?)

@@ -36,7 +36,7 @@ pub(crate) struct Cpu<'m> {
     /// What mixtures are computed in, where the model has any.
     mixer: Option<Mixer>,
     /// What says where experts are, where they are not simply there.
-    experts: Option<Experts>,
+    experts: Option<Box<Experts>>,
     /// Whether the step in work is a generated token.
     generated: bool,
     slots: Vec<Buffer<u8>>,
@@ -261,7 +261,7 @@ impl Backend for Cpu<'_> {
     }
 
     fn place_experts(&mut self, store: Store) -> Result<(), Error> {
-        self.experts = Some(Experts::new(self.model, store)?);
+        self.experts = Some(Box::new(Experts::new(self.model, store)?));
         Ok(())
     }
 
@@ -274,7 +274,7 @@ impl Backend for Cpu<'_> {
     }
 
     fn expert_bytes(&self) -> u64 {
-        self.experts.as_ref().map_or(0, Experts::bytes)
+        self.experts.as_ref().map_or(0, |experts| experts.bytes())
     }
 
     fn step(&mut self, _: usize, _: u32, _: bool, step: impl FnOnce(&mut Self)) {
@@ -516,7 +516,7 @@ impl Backend for Cpu<'_> {
             device: &model.pool,
             host: model.host_pool(),
         };
-        if let Some(Experts { store, arena }) = experts {
+        if let Some(Experts { store, arena }) = experts.as_deref_mut() {
             let served = store.serve(mixture.index, mixer.used());
             if let (Some(served), Some(arena)) = (served, arena) {
                 let mut serving = Serving {

@@ -74,7 +74,7 @@ impl Mixtures {
     }
 }
 
-/// What `into_mixture` made of `n` tokens' scores.
+/// What `feed_mixture` made of `n` tokens' scores.
 fn scores_of<'a>(
     weights: &'a OnDevice<'_>,
     mixture: &Mixture,
@@ -91,7 +91,7 @@ fn scores_of<'a>(
 impl Cuda<'_> {
     /// The way into a mixture: the norm's result as values and as blocks for whoever reads it, and the router's product.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
-    pub(super) fn into_mixture(
+    pub(super) fn feed_mixture(
         &mut self,
         added: Option<Added<'_, Self>>,
         norm: &Vector,

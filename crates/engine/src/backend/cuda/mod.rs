@@ -539,7 +539,7 @@ impl Backend for Cuda<'_> {
         normed: &mut Buffer<f32>,
         scores: &mut Buffer<f32>,
     ) {
-        self.run(|b| b.into_mixture(added, norm, mixture, tokens, x, normed, scores));
+        self.run(|b| b.feed_mixture(added, norm, mixture, tokens, x, normed, scores));
     }
 
     fn mix(

@@ -23,7 +23,8 @@ pub struct EvalArgs {
 enum What {
     Logits(logits::LogitsArgs),
     Ppl(ppl::PplArgs),
-    Kld(kld::KldArgs),
+    // Boxed: it has the flags of two settings.
+    Kld(Box<kld::KldArgs>),
     Niah(niah::NiahArgs),
     Tiers(tiers::TiersArgs),
 }

@@ -8,15 +8,21 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use engine::model::{LoadOptions, Model};
+use engine::gpu::Gpu;
+use engine::model::{ComputeDevice, LoadOptions, Model};
 use engine::session::{
     BLOCK_CELLS, Gating, KvType, Part, Placing, SequenceId, Session, SessionOptions, TokenOrigin,
     Wanted,
 };
 
 fn load(path: &Path) -> Model {
+    load_to(path, ComputeDevice::Cpu)
+}
+
+fn load_to(path: &Path, device: ComputeDevice) -> Model {
     let options = LoadOptions {
         threads: Some(2),
+        device,
         ..LoadOptions::default()
     };
     Model::load(path, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
@@ -41,8 +47,8 @@ impl Random {
     }
 }
 
-/// What a text gives alone: a digest of the logits of each position.
-fn alone(model: &Model, options: &SessionOptions, text: &[u32]) -> Vec<u64> {
+/// What a text gives alone, as a prompt: a digest of the logits of each position.
+fn as_prompt(model: &Model, options: &SessionOptions, text: &[u32]) -> Vec<u64> {
     let mut session = Session::new(model, options).unwrap();
     let mut digests = Vec::new();
     session
@@ -57,25 +63,73 @@ fn alone(model: &Model, options: &SessionOptions, text: &[u32]) -> Vec<u64> {
     digests
 }
 
+/// What a text gives alone, as prompt and as generated tokens in turn, where a digest is there to be compared with.
+fn compare_alone(model: &Model, options: &SessionOptions, text: &[u32], taken: &[Taken]) {
+    let mut session = Session::new(model, options).unwrap();
+    for one in taken {
+        let position = session.n_past();
+        let tokens = &text[position..][..one.tokens];
+        match one.origin {
+            TokenOrigin::Prompt => session.prefill(tokens, Wanted::Last).unwrap(),
+            TokenOrigin::Generated => tokens.iter().for_each(|&t| session.decode(t).unwrap()),
+        }
+        if let Some(digest_there) = one.digest {
+            let what = format!("{} {:?} after {position}", one.tokens, one.origin);
+            assert_eq!(digest_there, digest(session.logits()), "{what}");
+        }
+    }
+}
+
+/// Tokens that a sequence took, and what came of them where that was asked.
+#[derive(Debug, Clone)]
+struct Taken {
+    tokens: usize,
+    origin: TokenOrigin,
+    digest: Option<u64>,
+}
+
+/// The first `n` tokens.
+fn begin_of(taken: &[Taken], n: usize) -> Vec<Taken> {
+    let mut left = n;
+    let mut begin = Vec::new();
+    for one in taken {
+        let tokens = one.tokens.min(left);
+        left -= tokens;
+        if tokens > 0 {
+            begin.push(Taken {
+                tokens,
+                origin: one.origin,
+                digest: one.digest.filter(|_| tokens == one.tokens),
+            });
+        }
+    }
+    begin
+}
+
+#[derive(Debug)]
 struct Running {
     sequence: SequenceId,
     text: usize,
     done: usize,
+    taken: Vec<Taken>,
 }
 
 /// Texts side by side, in parts of random sizes, some of them begun from others, until all have ended.
 fn side_by_side(model: &Model, options: &SessionOptions, texts: &[Vec<u32>], seed: u64) {
+    let mut session = Session::new(model, options).unwrap();
+    let alike = session.computes_alike();
     let expected: Vec<Vec<u64>> = texts
         .iter()
-        .map(|text| alone(model, options, text))
+        .filter(|_| alike)
+        .map(|text| as_prompt(model, options, text))
         .collect();
-    let mut session = Session::new(model, options).unwrap();
     let mut random = Random(seed);
     let mut running: Vec<Running> = (0..texts.len())
         .map(|text| Running {
             sequence: session.create(),
             text,
             done: 0,
+            taken: Vec::new(),
         })
         .collect();
     let (mut compared, mut branches) = (0, 0);
@@ -109,24 +163,27 @@ fn side_by_side(model: &Model, options: &SessionOptions, texts: &[Vec<u32>], see
             })
             .collect();
         let wanted = given.iter().filter(|part| part.wants_logits).count();
-        let mut seen = 0;
+        let mut seen = vec![None; parts.len()];
         session
             .step(&given, &mut |part, logits| {
-                let (i, n) = parts[part];
-                let Running { text, done, .. } = running[i];
-                let position = done + n - 1;
-                assert_eq!(
-                    digest(logits),
-                    expected[text][position],
-                    "text {text} at {position}, {} parts",
-                    parts.len()
-                );
-                seen += 1;
+                seen[part] = Some(digest(logits));
             })
             .unwrap();
-        assert_eq!(seen, wanted);
-        compared += seen;
-        for &(i, n) in &parts {
+        assert_eq!(seen.iter().flatten().count(), wanted);
+        compared += wanted;
+        let origins: Vec<TokenOrigin> = given.iter().map(|part| part.origin).collect();
+        for ((&(i, n), digest), origin) in parts.iter().zip(seen).zip(origins) {
+            let Running { text, done, .. } = running[i];
+            if let (true, Some(digest)) = (alike, digest) {
+                let (position, n) = (done + n - 1, parts.len());
+                let wanted = expected[text][position];
+                assert_eq!(digest, wanted, "text {text} at {position}, {n} parts");
+            }
+            running[i].taken.push(Taken {
+                tokens: n,
+                origin,
+                digest,
+            });
             running[i].done += n;
             assert_eq!(
                 session.n_past_of(running[i].sequence),
@@ -140,19 +197,25 @@ fn side_by_side(model: &Model, options: &SessionOptions, texts: &[Vec<u32>], see
                 sequence,
                 text,
                 done,
+                ..
             } = running[of];
             let (branch, kept) = session.branch(sequence, random.below(done + 1));
             branches += 1;
+            let taken = begin_of(&running[of].taken, kept);
             running.push(Running {
                 sequence: branch,
                 text,
                 done: kept,
+                taken,
             });
         }
         running.retain(|one| {
             let goes_on = one.done < texts[one.text].len();
             if !goes_on {
                 assert!(session.forget(one.sequence));
+                if !alike {
+                    compare_alone(model, options, &texts[one.text], &one.taken);
+                }
             }
             goes_on
         });
@@ -179,10 +242,23 @@ fn texts(n_vocab: usize, lengths: &[usize]) -> Vec<Vec<u32>> {
 
 #[test]
 fn several_sequences_get_what_each_gets_alone_wherever_cells_are() {
+    wherever_cells_are(ComputeDevice::Cpu);
+}
+
+#[test]
+fn on_a_gpu_too() {
+    match Gpu::first() {
+        Ok(Some(gpu)) => wherever_cells_are(ComputeDevice::Cuda(gpu.ordinal())),
+        Ok(None) => common::skipped("on_a_gpu_too", "there is no GPU"),
+        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    }
+}
+
+fn wherever_cells_are(device: ComputeDevice) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     damaged::Sketch::sound().write(&path);
-    let model = load(&path);
+    let model = load_to(&path, device);
     let texts = texts(damaged::TOKENS, &[40, 300, 7, 600, 1500, 129]);
     let spilled = |window, share| Placing {
         window_blocks: Some(window),
@@ -207,6 +283,7 @@ fn several_sequences_get_what_each_gets_alone_wherever_cells_are() {
             type_v: kv,
             ubatch: 100,
             placing,
+            device,
             ..SessionOptions::for_model(model.config())
         };
         side_by_side(&model, &options, &texts, seed as u64 + 5);

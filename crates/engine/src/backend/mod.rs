@@ -57,7 +57,7 @@ pub(crate) struct Attending<'a> {
     /// The first token's row among those of the step, which may be of several sequences.
     pub(crate) row: usize,
     pub(crate) tokens: usize,
-    /// Whether it is one generated token, not a prompt.
+    /// Whether it is one generated token, not a prompt, alone or among others of its step; where a token is [alike](Backend::ALIKE), also several.
     pub(crate) generated: bool,
     pub(crate) layer: usize,
 }

@@ -135,6 +135,10 @@ fn together<B: Backend>(cache: &Cache<B>, options: &SessionOptions, parts: &[Par
     }
     let (mut rows, mut blocks) = (0, 0);
     let fits = |part: &&Part<'_>| {
+        // Generated tokens that are computed again have the bits of steps of one.
+        if !B::ALIKE && part.origin == TokenOrigin::Generated && part.tokens.len() > 1 {
+            return false;
+        }
         let (written, room) = cache.blocks_written(&taking(part));
         rows += part.tokens.len();
         blocks += written;

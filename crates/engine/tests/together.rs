@@ -12,7 +12,7 @@ use engine::gpu::Gpu;
 use engine::model::{ComputeDevice, LoadOptions, Model};
 use engine::session::{
     BLOCK_CELLS, Gating, KvType, Part, Placing, SequenceId, Session, SessionOptions, TokenOrigin,
-    Wanted,
+    Wanted, Wants,
 };
 
 fn load(path: &Path) -> Model {
@@ -159,10 +159,15 @@ fn side_by_side(model: &Model, options: &SessionOptions, texts: &[Vec<u32>], see
                 } else {
                     TokenOrigin::Prompt
                 },
-                wants_logits: n == 1 || n % 2 == 0,
+                wants: if n == 1 || n % 2 == 0 {
+                    Wants::Logits
+                } else {
+                    Wants::Nothing
+                },
             })
             .collect();
-        let wanted = given.iter().filter(|part| part.wants_logits).count();
+        let wants = |part: &&Part<'_>| part.wants == Wants::Logits;
+        let wanted = given.iter().filter(wants).count();
         let mut seen = vec![None; parts.len()];
         session
             .step(&given, &mut |part, logits| {
@@ -324,7 +329,7 @@ fn what_cells_will_take_is_known_before() {
             sequence,
             tokens: &tokens,
             origin: TokenOrigin::Prompt,
-            wants_logits: false,
+            wants: Wants::Nothing,
         };
         session.step(&[part], &mut |_, _| {}).unwrap();
         assert_eq!(used(session) - before, growth, "{n} tokens");
@@ -347,4 +352,63 @@ fn what_cells_will_take_is_known_before() {
     assert_eq!(used(&session), 0);
     // Two more sequences may each leave a block begun.
     assert_eq!(session.kv_bytes(), (2048 / BLOCK_CELLS as u64 + 2) * block);
+}
+
+#[test]
+fn outputs_do_not_depend_on_the_pieces_that_a_text_comes_in() {
+    outputs_in_any_pieces(ComputeDevice::Cpu);
+}
+
+#[test]
+fn outputs_on_a_gpu() {
+    match Gpu::first() {
+        Ok(Some(gpu)) => outputs_in_any_pieces(ComputeDevice::Cuda(gpu.ordinal())),
+        Ok(None) => common::skipped("outputs_on_a_gpu", "there is no GPU"),
+        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    }
+}
+
+fn outputs_in_any_pieces(device: ComputeDevice) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    damaged::Sketch::sound().write(&path);
+    let model = load_to(&path, device);
+    let width = model.config().width;
+    let texts = texts(damaged::TOKENS, &[70, 33]);
+    let options = SessionOptions {
+        n_ctx: 512,
+        n_seq: 4,
+        ubatch: 24,
+        device,
+        ..SessionOptions::for_model(model.config())
+    };
+    let mut session = Session::new(&model, &options).unwrap();
+    let mut alone = Vec::new();
+    for text in &texts {
+        let mut outputs = Vec::new();
+        session.truncate(0);
+        let wanted = Wanted::Outputs(&mut outputs);
+        session.prefill(text, wanted).unwrap();
+        assert_eq!(outputs.len(), text.len() * width);
+        assert!(outputs.iter().all(|x| x.is_finite()));
+        alone.push(outputs);
+    }
+    assert_ne!(alone[0][..width], alone[0][width..2 * width]);
+    let sequences = [session.create(), session.create()];
+    let mut found = [Vec::new(), Vec::new()];
+    for (from, until) in [(0, 1), (1, 11), (11, 33)] {
+        let part = |i: usize| Part {
+            sequence: sequences[i],
+            tokens: &texts[i][from..until],
+            origin: TokenOrigin::Prompt,
+            wants: Wants::Outputs,
+        };
+        let parts = [part(0), part(1)];
+        let mut each = |i: usize, outputs: &[f32]| found[i].extend_from_slice(outputs);
+        session.step(&parts, &mut each).unwrap();
+    }
+    for (found, alone) in found.iter().zip(&alone) {
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(found), bits(&alone[..33 * width]));
+    }
 }

@@ -52,8 +52,18 @@ fn an_error_says_what_to_do_and_is_no_success() {
 #[test]
 fn help_has_examples_for_every_command() {
     for command in [
-        "pull", "run", "chat", "serve", "info", "plan", "probe", "bench", "tokenize", "ps",
-        "completions", "man",
+        "pull",
+        "run",
+        "chat",
+        "serve",
+        "info",
+        "plan",
+        "probe",
+        "bench",
+        "tokenize",
+        "ps",
+        "completions",
+        "man",
     ] {
         let text = stdout(&spillgate(&[command, "--help"]));
         assert!(

@@ -234,7 +234,6 @@ macro_rules! given {
 
 impl Backend for Cuda<'_> {
     const CPU_SHARES: bool = true;
-    const TOGETHER: bool = true;
     const ALIKE: bool = false;
     const STREAMED_LAST: bool = true;
 
@@ -604,6 +603,34 @@ impl Backend for Cuda<'_> {
             b.ops
                 .residual_norm(stream, start, tokens, width, eps, x, added, None, None)
         });
+    }
+
+    fn outputs(
+        &mut self,
+        x: &Buffer<f32>,
+        rows: Range<usize>,
+        values: &mut Vec<f32>,
+    ) -> Result<(), Error> {
+        self.run(|b| {
+            let c = b.model.config();
+            let norm = b.weights.vector(&b.model.output_norm);
+            let [copied, normed] = &mut b.last;
+            let (stream, start) = (&b.stream, b.start);
+            for first in rows.clone().step_by(LOGIT_ROWS) {
+                let n = LOGIT_ROWS.min(rows.end - first);
+                copied.copy_from(stream, 0, x, first * c.width..(first + n) * c.width)?;
+                let out = Normed {
+                    row: Some(&mut *normed),
+                    blocks32: None,
+                    blocks256: None,
+                };
+                b.ops
+                    .norm_to(stream, start, n, c.width, c.norm_eps, copied, norm, out)?;
+                values.extend_from_slice(&normed.to_vec(stream)?[..n * c.width]);
+            }
+            Ok(())
+        });
+        Ok(())
     }
 
     fn compute_logits(&mut self, x: &Buffer<f32>, rows: Range<usize>) {

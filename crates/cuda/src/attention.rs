@@ -21,7 +21,7 @@ use crate::acts::{Acts, Shape, Written};
 use crate::device::Device;
 use crate::error::{Error, length};
 use crate::kernel::{Arg, Kernel, Launch, Module, Start};
-use crate::memory::Buffer;
+use crate::memory::{Buffer, Plain};
 use crate::ops::{Angles, Rotation, THREADS_TURN, optional, rope_args};
 use crate::product::Target;
 use crate::stream::Stream;
@@ -288,17 +288,34 @@ impl Attention {
         q: &Buffer<f32>,
         partials: &mut Partials,
     ) -> Result<(), Error> {
+        self.decode_row(stream, start, table, position, params, q, 0, partials)
+    }
+
+    /// [`Attention::decode`] of the token of one row of `q` `[T, H, C]`, whose position is that row of `position` `[T]`.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    fn decode_row(
+        &self,
+        stream: &Stream,
+        start: Start,
+        table: &Table,
+        position: &Buffer<u32>,
+        params: &Params,
+        q: &Buffer<f32>,
+        row: usize,
+        partials: &mut Partials,
+    ) -> Result<(), Error> {
         let shape = &self.shape;
-        at_least("decode", "queries", q.len(), self.heads * shape.c_k)?;
-        at_least("decode", "position", position.len(), 1)?;
+        let values = self.heads * shape.c_k;
+        at_least("decode", "queries", q.len(), (row + 1) * values)?;
+        at_least("decode", "position", position.len(), row + 1)?;
         at_least("decode", "partials", partials.count, table.end)?;
         let wanted = partials.count * self.heads * (2 + shape.c_v);
         at_least("decode", "partials", partials.buffer.len(), wanted)?;
         let args = [
-            Arg::from(q),
+            from_value(q, row * values),
             Arg::from(&table.entries),
             Arg::from(&table.count),
-            Arg::from(position),
+            from_value(position, row),
             Arg::from(&partials.buffer),
             Arg::from(partials.count as u32),
             int(shape.heads),
@@ -331,9 +348,25 @@ impl Attention {
         sinks: Option<&Buffer<f32>>,
         out: &mut Buffer<f32>,
     ) -> Result<(), Error> {
+        self.fold_row(stream, start, parts, partials, groups, sinks, out, 0)
+    }
+
+    /// [`Attention::fold`] to a row of `out` `[T, H, C]`.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn fold_row(
+        &self,
+        stream: &Stream,
+        start: Start,
+        parts: &Parts,
+        partials: &Partials,
+        groups: Option<&Partials>,
+        sinks: Option<&Buffer<f32>>,
+        out: &mut Buffer<f32>,
+        row: usize,
+    ) -> Result<(), Error> {
         let none = Rotation::None;
-        self.fold_to(
-            stream, start, parts, partials, groups, sinks, out, none, None,
+        self.fold_any(
+            stream, start, parts, partials, groups, sinks, out, row, none, None,
         )
     }
 
@@ -352,9 +385,29 @@ impl Attention {
         rotation: Rotation,
         blocks: Option<(&mut Acts, usize, Passes)>,
     ) -> Result<(), Error> {
+        self.fold_any(
+            stream, start, parts, partials, groups, sinks, out, 0, rotation, blocks,
+        )
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    fn fold_any(
+        &self,
+        stream: &Stream,
+        start: Start,
+        parts: &Parts,
+        partials: &Partials,
+        groups: Option<&Partials>,
+        sinks: Option<&Buffer<f32>>,
+        out: &mut Buffer<f32>,
+        row: usize,
+        rotation: Rotation,
+        blocks: Option<(&mut Acts, usize, Passes)>,
+    ) -> Result<(), Error> {
         let (shape, heads) = (&self.shape, self.heads);
         let one = heads * (2 + shape.c_v);
-        at_least("fold", "outputs", out.len(), heads * shape.c_v)?;
+        let values = heads * shape.c_v;
+        at_least("fold", "outputs", out.len(), (row + 1) * values)?;
         let of_groups = groups.map_or(0, |g| g.buffer.len());
         at_least(
             "fold",
@@ -393,7 +446,7 @@ impl Attention {
             Arg::from(&parts.entries),
             Arg::from(&parts.count),
             sinks.map_or(Arg::from(0u64), Arg::from),
-            Arg::from(out),
+            from_value(out, row * values),
             int(heads),
             int(c),
             int(usize::from(hadamard)),
@@ -448,6 +501,7 @@ impl Attention {
             tokens,
             q,
             table,
+            0,
             step,
             sinks,
             spans,
@@ -461,6 +515,11 @@ fn shared_bytes(together: usize, shape: &KvShape) -> usize {
     let many = RING_BYTES + 4 * (together * (shape.c_k + CELLS + 4 * shape.c_v) + 5 * 8);
     let few = 4 * (shape.c_k + CELLS + 4 * shape.c_v + 4 + 1);
     many.max(few)
+}
+
+/// What a kernel reads from a buffer's `first` value on.
+fn from_value<T: Plain>(buffer: &Buffer<T>, first: usize) -> Arg {
+    Arg::from(buffer.address() + (first * size_of::<T>()) as u64)
 }
 
 fn int(n: usize) -> Arg {

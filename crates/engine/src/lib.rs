@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+pub mod embed;
 mod error;
 pub mod eval;
 pub mod experts;

@@ -8,15 +8,21 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use engine::model::{LoadOptions, Model};
+use engine::gpu::Gpu;
+use engine::model::{ComputeDevice, LoadOptions, Model};
 use engine::session::{
     BLOCK_CELLS, Gating, KvType, Part, Placing, SequenceId, Session, SessionOptions, TokenOrigin,
-    Wanted,
+    Wanted, Wants,
 };
 
 fn load(path: &Path) -> Model {
+    load_to(path, ComputeDevice::Cpu)
+}
+
+fn load_to(path: &Path, device: ComputeDevice) -> Model {
     let options = LoadOptions {
         threads: Some(2),
+        device,
         ..LoadOptions::default()
     };
     Model::load(path, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
@@ -41,8 +47,8 @@ impl Random {
     }
 }
 
-/// What a text gives alone: a digest of the logits of each position.
-fn alone(model: &Model, options: &SessionOptions, text: &[u32]) -> Vec<u64> {
+/// What a text gives alone, as a prompt: a digest of the logits of each position.
+fn as_prompt(model: &Model, options: &SessionOptions, text: &[u32]) -> Vec<u64> {
     let mut session = Session::new(model, options).unwrap();
     let mut digests = Vec::new();
     session
@@ -57,25 +63,73 @@ fn alone(model: &Model, options: &SessionOptions, text: &[u32]) -> Vec<u64> {
     digests
 }
 
+/// What a text gives alone, as prompt and as generated tokens in turn, where a digest is there to be compared with.
+fn compare_alone(model: &Model, options: &SessionOptions, text: &[u32], taken: &[Taken]) {
+    let mut session = Session::new(model, options).unwrap();
+    for one in taken {
+        let position = session.n_past();
+        let tokens = &text[position..][..one.tokens];
+        match one.origin {
+            TokenOrigin::Prompt => session.prefill(tokens, Wanted::Last).unwrap(),
+            TokenOrigin::Generated => tokens.iter().for_each(|&t| session.decode(t).unwrap()),
+        }
+        if let Some(digest_there) = one.digest {
+            let what = format!("{} {:?} after {position}", one.tokens, one.origin);
+            assert_eq!(digest_there, digest(session.logits()), "{what}");
+        }
+    }
+}
+
+/// Tokens that a sequence took, and what came of them where that was asked.
+#[derive(Debug, Clone)]
+struct Taken {
+    tokens: usize,
+    origin: TokenOrigin,
+    digest: Option<u64>,
+}
+
+/// The first `n` tokens.
+fn begin_of(taken: &[Taken], n: usize) -> Vec<Taken> {
+    let mut left = n;
+    let mut begin = Vec::new();
+    for one in taken {
+        let tokens = one.tokens.min(left);
+        left -= tokens;
+        if tokens > 0 {
+            begin.push(Taken {
+                tokens,
+                origin: one.origin,
+                digest: one.digest.filter(|_| tokens == one.tokens),
+            });
+        }
+    }
+    begin
+}
+
+#[derive(Debug)]
 struct Running {
     sequence: SequenceId,
     text: usize,
     done: usize,
+    taken: Vec<Taken>,
 }
 
 /// Texts side by side, in parts of random sizes, some of them begun from others, until all have ended.
 fn side_by_side(model: &Model, options: &SessionOptions, texts: &[Vec<u32>], seed: u64) {
+    let mut session = Session::new(model, options).unwrap();
+    let alike = session.computes_alike();
     let expected: Vec<Vec<u64>> = texts
         .iter()
-        .map(|text| alone(model, options, text))
+        .filter(|_| alike)
+        .map(|text| as_prompt(model, options, text))
         .collect();
-    let mut session = Session::new(model, options).unwrap();
     let mut random = Random(seed);
     let mut running: Vec<Running> = (0..texts.len())
         .map(|text| Running {
             sequence: session.create(),
             text,
             done: 0,
+            taken: Vec::new(),
         })
         .collect();
     let (mut compared, mut branches) = (0, 0);
@@ -105,28 +159,36 @@ fn side_by_side(model: &Model, options: &SessionOptions, texts: &[Vec<u32>], see
                 } else {
                     TokenOrigin::Prompt
                 },
-                wants_logits: n == 1 || n % 2 == 0,
+                wants: if n == 1 || n % 2 == 0 {
+                    Wants::Logits
+                } else {
+                    Wants::Nothing
+                },
             })
             .collect();
-        let wanted = given.iter().filter(|part| part.wants_logits).count();
-        let mut seen = 0;
+        let wants = |part: &&Part<'_>| part.wants == Wants::Logits;
+        let wanted = given.iter().filter(wants).count();
+        let mut seen = vec![None; parts.len()];
         session
             .step(&given, &mut |part, logits| {
-                let (i, n) = parts[part];
-                let Running { text, done, .. } = running[i];
-                let position = done + n - 1;
-                assert_eq!(
-                    digest(logits),
-                    expected[text][position],
-                    "text {text} at {position}, {} parts",
-                    parts.len()
-                );
-                seen += 1;
+                seen[part] = Some(digest(logits));
             })
             .unwrap();
-        assert_eq!(seen, wanted);
-        compared += seen;
-        for &(i, n) in &parts {
+        assert_eq!(seen.iter().flatten().count(), wanted);
+        compared += wanted;
+        let origins: Vec<TokenOrigin> = given.iter().map(|part| part.origin).collect();
+        for ((&(i, n), digest), origin) in parts.iter().zip(seen).zip(origins) {
+            let Running { text, done, .. } = running[i];
+            if let (true, Some(digest)) = (alike, digest) {
+                let (position, n) = (done + n - 1, parts.len());
+                let wanted = expected[text][position];
+                assert_eq!(digest, wanted, "text {text} at {position}, {n} parts");
+            }
+            running[i].taken.push(Taken {
+                tokens: n,
+                origin,
+                digest,
+            });
             running[i].done += n;
             assert_eq!(
                 session.n_past_of(running[i].sequence),
@@ -140,19 +202,25 @@ fn side_by_side(model: &Model, options: &SessionOptions, texts: &[Vec<u32>], see
                 sequence,
                 text,
                 done,
+                ..
             } = running[of];
             let (branch, kept) = session.branch(sequence, random.below(done + 1));
             branches += 1;
+            let taken = begin_of(&running[of].taken, kept);
             running.push(Running {
                 sequence: branch,
                 text,
                 done: kept,
+                taken,
             });
         }
         running.retain(|one| {
             let goes_on = one.done < texts[one.text].len();
             if !goes_on {
                 assert!(session.forget(one.sequence));
+                if !alike {
+                    compare_alone(model, options, &texts[one.text], &one.taken);
+                }
             }
             goes_on
         });
@@ -179,10 +247,23 @@ fn texts(n_vocab: usize, lengths: &[usize]) -> Vec<Vec<u32>> {
 
 #[test]
 fn several_sequences_get_what_each_gets_alone_wherever_cells_are() {
+    wherever_cells_are(ComputeDevice::Cpu);
+}
+
+#[test]
+fn on_a_gpu_too() {
+    match Gpu::first() {
+        Ok(Some(gpu)) => wherever_cells_are(ComputeDevice::Cuda(gpu.ordinal())),
+        Ok(None) => common::skipped("on_a_gpu_too", "there is no GPU"),
+        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    }
+}
+
+fn wherever_cells_are(device: ComputeDevice) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     damaged::Sketch::sound().write(&path);
-    let model = load(&path);
+    let model = load_to(&path, device);
     let texts = texts(damaged::TOKENS, &[40, 300, 7, 600, 1500, 129]);
     let spilled = |window, share| Placing {
         window_blocks: Some(window),
@@ -207,6 +288,7 @@ fn several_sequences_get_what_each_gets_alone_wherever_cells_are() {
             type_v: kv,
             ubatch: 100,
             placing,
+            device,
             ..SessionOptions::for_model(model.config())
         };
         side_by_side(&model, &options, &texts, seed as u64 + 5);
@@ -247,7 +329,7 @@ fn what_cells_will_take_is_known_before() {
             sequence,
             tokens: &tokens,
             origin: TokenOrigin::Prompt,
-            wants_logits: false,
+            wants: Wants::Nothing,
         };
         session.step(&[part], &mut |_, _| {}).unwrap();
         assert_eq!(used(session) - before, growth, "{n} tokens");
@@ -270,4 +352,63 @@ fn what_cells_will_take_is_known_before() {
     assert_eq!(used(&session), 0);
     // Two more sequences may each leave a block begun.
     assert_eq!(session.kv_bytes(), (2048 / BLOCK_CELLS as u64 + 2) * block);
+}
+
+#[test]
+fn outputs_do_not_depend_on_the_pieces_that_a_text_comes_in() {
+    outputs_in_any_pieces(ComputeDevice::Cpu);
+}
+
+#[test]
+fn outputs_on_a_gpu() {
+    match Gpu::first() {
+        Ok(Some(gpu)) => outputs_in_any_pieces(ComputeDevice::Cuda(gpu.ordinal())),
+        Ok(None) => common::skipped("outputs_on_a_gpu", "there is no GPU"),
+        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    }
+}
+
+fn outputs_in_any_pieces(device: ComputeDevice) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    damaged::Sketch::sound().write(&path);
+    let model = load_to(&path, device);
+    let width = model.config().width;
+    let texts = texts(damaged::TOKENS, &[70, 33]);
+    let options = SessionOptions {
+        n_ctx: 512,
+        n_seq: 4,
+        ubatch: 24,
+        device,
+        ..SessionOptions::for_model(model.config())
+    };
+    let mut session = Session::new(&model, &options).unwrap();
+    let mut alone = Vec::new();
+    for text in &texts {
+        let mut outputs = Vec::new();
+        session.truncate(0);
+        let wanted = Wanted::Outputs(&mut outputs);
+        session.prefill(text, wanted).unwrap();
+        assert_eq!(outputs.len(), text.len() * width);
+        assert!(outputs.iter().all(|x| x.is_finite()));
+        alone.push(outputs);
+    }
+    assert_ne!(alone[0][..width], alone[0][width..2 * width]);
+    let sequences = [session.create(), session.create()];
+    let mut found = [Vec::new(), Vec::new()];
+    for (from, until) in [(0, 1), (1, 11), (11, 33)] {
+        let part = |i: usize| Part {
+            sequence: sequences[i],
+            tokens: &texts[i][from..until],
+            origin: TokenOrigin::Prompt,
+            wants: Wants::Outputs,
+        };
+        let parts = [part(0), part(1)];
+        let mut each = |i: usize, outputs: &[f32]| found[i].extend_from_slice(outputs);
+        session.step(&parts, &mut each).unwrap();
+    }
+    for (found, alone) in found.iter().zip(&alone) {
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(found), bits(&alone[..33 * width]));
+    }
 }

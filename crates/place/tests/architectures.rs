@@ -309,7 +309,7 @@ fn a_devices_work_space_and_padding() {
     let lists = 32 * (2 * (24 * 33 + 4) + 24 + 4 + 8 * 33 + 4);
     let partial = 4 * 32 * (2 + 128);
     let angles = 4 * 4 * 512 * 64;
-    let ids = 4 + 4 * 512 + 4 * 32;
+    let ids = 8 * 512 + 4 * 32;
     let shares = 132 * (4 * 2 * 128 * 128 + 4 * 8);
     let scratch = 2 * acts + shares + lists + 33 * partial + 5 * 512 * partial + angles + ids;
     assert_eq!(work.scratch, scratch);

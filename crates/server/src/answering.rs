@@ -2,9 +2,10 @@
 
 use std::time::Instant;
 
+use engine::embed::Pool;
 use engine::generate::{Finish, GenerateError, Request, Timing, Writer};
 use engine::sampler::{Logprobs, logprobs};
-use engine::session::{Part, TokenOrigin};
+use engine::session::{Part, TokenOrigin, Wants};
 use engine::tokenizer::Tokenizer;
 
 use crate::error::ApiError;
@@ -19,6 +20,8 @@ pub enum Event {
     Piece(Piece),
     /// The answer is complete.
     Done(Done),
+    /// What an embedding is, and of how many tokens.
+    Embedded(Pool, usize),
     /// There is no answer, or no more of it.
     Failed(ApiError),
 }
@@ -106,6 +109,9 @@ impl<'t, I: Copy> Answering<'t, I> {
             self.timing.reused_tokens = place.done;
             self.tell(Event::Begun);
         }
+        if let Some(pool) = &mut self.job.pool {
+            pool.clear();
+        }
         self.place = Some(place);
     }
 
@@ -129,11 +135,17 @@ impl<'t, I: Copy> Answering<'t, I> {
             (TokenOrigin::Generated, self.tokens.len())
         };
         let end = end.min(place.done + most);
+        let is_last = end == self.tokens.len();
+        let wants = match &self.job.pool {
+            Some(pool) if is_last || pool.wants_all() => Wants::Outputs,
+            None if is_last => Wants::Logits,
+            _ => Wants::Nothing,
+        };
         (place.done < end).then(|| Part {
             sequence: place.sequence,
             tokens: &self.tokens[place.done..end],
             origin,
-            wants_logits: end == self.tokens.len(),
+            wants,
         })
     }
 
@@ -151,8 +163,23 @@ impl<'t, I: Copy> Answering<'t, I> {
         }
     }
 
+    /// Whether what another one has computed is of no use.
+    pub fn wants_all(&self) -> bool {
+        self.job.pool.as_ref().is_some_and(Pool::wants_all)
+    }
+
+    /// Takes what a step gave: outputs, or logits to choose the next token from. Returns how it ends, if it does.
+    pub fn take(&mut self, values: &[f32]) -> Result<Option<Finish>, ApiError> {
+        let is_last = self.todo() == 0;
+        let Some(pool) = &mut self.job.pool else {
+            return self.choose(values);
+        };
+        pool.take(values);
+        Ok(is_last.then_some(Finish::End))
+    }
+
     /// Chooses the next token. Returns how the answer ends, if it does.
-    pub fn choose(&mut self, logits: &[f32]) -> Result<Option<Finish>, ApiError> {
+    fn choose(&mut self, logits: &[f32]) -> Result<Option<Finish>, ApiError> {
         let now = Instant::now();
         let since =
             |then: Option<Instant>| then.map_or(0.0, |then| now.duration_since(then).as_secs_f64());
@@ -203,6 +230,9 @@ impl<'t, I: Copy> Answering<'t, I> {
 
     /// Tells the end of the answer.
     pub fn end(&mut self, finish: Finish) {
+        if let Some(pool) = self.job.pool.take() {
+            return self.tell(Event::Embedded(pool, self.job.prompt.len()));
+        }
         let (rest, finish) = self.writer.end(finish);
         self.piece.text.push_str(rest);
         if self.piece != Piece::default() {

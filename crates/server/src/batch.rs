@@ -1,8 +1,7 @@
 //! The requests in work, side by side: who begins, what goes into a step, who has to give way.
 //!
 //! A step takes one token of every answer, and beside them a chunk of the prompts that are not computed yet, shared evenly: a short prompt
-//! waits for a long one no longer than a step or two, and answers wait for prompts no longer than [`limits::CHUNK_MS`] a token. On backends that
-//! compute one sequence after another, answers take turns of [`limits::TURN_TOKENS`].
+//! waits for a long one no longer than a step or two, and answers wait for prompts no longer than [`limits::CHUNK_MS`] a token.
 //!
 //! All share one cache. A request begins when its prompt has room beside what the others need for theirs. When room ends, sequences that are
 //! kept for their beginnings go first, then the youngest request gives its cells back, and has them computed anew later: its prompt as a
@@ -11,7 +10,7 @@
 use std::time::Instant;
 
 use engine::generate::{Finish, Sequences};
-use engine::session::{BLOCK_CELLS, Part, TokenOrigin};
+use engine::session::{BLOCK_CELLS, Part, TokenOrigin, Wants};
 
 use crate::answering::{Answering, Event, Place};
 use crate::error::ApiError;
@@ -34,15 +33,6 @@ pub struct Batch<'t, S: Sequences> {
     requests: u64,
     /// Seconds that a token of a prompt takes, lately.
     row_s: Option<f64>,
-    /// Whose turn it is, where one is computed after the other: its number, and tokens of it that are left.
-    turn: (u64, usize),
-}
-
-/// Whether an answer has its turn from now on, or had it before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Turn {
-    Begins,
-    GoesOn,
 }
 
 /// What an answer's part in a step came to.
@@ -76,7 +66,6 @@ impl<'t, S: Sequences> Batch<'t, S> {
             waiting: Vec::new(),
             requests: 0,
             row_s: None,
-            turn: (0, 0),
         }
     }
 
@@ -198,9 +187,10 @@ impl<'t, S: Sequences> Batch<'t, S> {
     fn start(&mut self) {
         let mut at = 0;
         while at < self.waiting.len() {
-            let tokens = &self.waiting[at].tokens;
-            let found = self.find(tokens);
-            if self.is_being_computed(tokens, found.map_or(0, |reuse| reuse.len)) {
+            let (tokens, wants_all) = (&self.waiting[at].tokens, self.waiting[at].wants_all());
+            let found = if wants_all { None } else { self.find(tokens) };
+            let there = found.map_or(0, |reuse| reuse.len);
+            if !wants_all && self.is_being_computed(tokens, there) {
                 at += 1;
                 continue;
             }
@@ -274,9 +264,6 @@ impl<'t, S: Sequences> Batch<'t, S> {
         let mut room = step_max.saturating_sub(answers);
         if answers > 0 {
             room = room.min(self.chunk());
-            if !self.sequences.goes_together() && self.take_turns(&mut shares) == Turn::GoesOn {
-                room = 0;
-            }
         }
         let mut wanting: Vec<usize> = (0..shares.len())
             .filter(|&i| !self.running[i].is_answering())
@@ -298,29 +285,6 @@ impl<'t, S: Sequences> Batch<'t, S> {
             .row_s
             .map(|row_s| (limits::CHUNK_MS / 1e3 / row_s) as usize);
         rows.unwrap_or(limits::CHUNK_MIN).max(limits::CHUNK_MIN)
-    }
-
-    /// Leaves one of the answers, the same for a while.
-    fn take_turns(&mut self, shares: &mut [usize]) -> Turn {
-        let (last, left) = self.turn;
-        let answers = || {
-            let all = self.running.iter().enumerate();
-            all.filter(|(i, _)| shares[*i] > 0)
-        };
-        let same = answers().find(|(_, a)| a.number == last && left > 0);
-        let later = answers().find(|(_, a)| a.number > last);
-        let next = same.or(later).or_else(|| answers().next());
-        let Some((at, number)) = next.map(|(at, answering)| (at, answering.number)) else {
-            return Turn::Begins;
-        };
-        let (turn, left) = match same {
-            Some(_) => (Turn::GoesOn, left - 1),
-            None => (Turn::Begins, limits::TURN_TOKENS - 1),
-        };
-        self.turn = (number, left);
-        shares.fill(0);
-        shares[at] = 1;
-        turn
     }
 
     /// Gives way until the step has room. Whoever gives way has no share.
@@ -369,7 +333,7 @@ impl<'t, S: Sequences> Batch<'t, S> {
                 let first = tokens.len();
                 tokens.extend_from_slice(part.tokens);
                 let range = first..tokens.len();
-                parts.push((at, range, part.sequence, part.origin, part.wants_logits));
+                parts.push((at, range, part.sequence, part.origin, part.wants));
             }
         }
         if parts.is_empty() {
@@ -385,11 +349,11 @@ impl<'t, S: Sequences> Batch<'t, S> {
             .collect();
         let given: Vec<Part<'_, S::Id>> = parts
             .into_iter()
-            .map(|(_, range, sequence, origin, wants_logits)| Part {
+            .map(|(_, range, sequence, origin, wants)| Part {
                 sequence,
                 tokens: &tokens[range],
                 origin,
-                wants_logits,
+                wants,
             })
             .collect();
         let of_prompts = given
@@ -400,13 +364,13 @@ impl<'t, S: Sequences> Batch<'t, S> {
         let begun = Instant::now();
         let running = &mut self.running;
         let mut generated = 0;
-        let stepped = self.sequences.step(&given, &mut |i, logits| {
+        let stepped = self.sequences.step(&given, &mut |i, values| {
             let came = &mut came[i];
             let answering = &mut running[came.at];
             answering.advance(came.tokens);
             came.tokens = 0;
-            generated += 1;
-            came.finish = answering.choose(logits).transpose();
+            generated += usize::from(given[i].wants == Wants::Logits);
+            came.finish = answering.take(values).transpose();
         });
         if let Err(error) = stepped {
             return self.fail(&ApiError::internal(error.to_string()));

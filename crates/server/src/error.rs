@@ -128,7 +128,7 @@ impl ApiError {
 
     /// What the model is not for.
     pub fn no_embeddings() -> Self {
-        let message = "this model makes no embeddings: it was made to continue text";
+        let message = "this model was made to continue text, not for embeddings; 'spillgate serve --pooling' makes some all the same";
         Self::invalid(message).coded("unsupported_model")
     }
 

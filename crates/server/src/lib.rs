@@ -18,6 +18,7 @@ mod auth;
 mod batch;
 mod constraint;
 mod conversation;
+mod embeddings;
 mod error;
 mod fields;
 mod kept;
@@ -45,6 +46,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use engine::embed::Pool;
 use engine::generate::Sequences;
 use engine::sampler::SamplerParams;
 use engine::template::ChatTemplate;
@@ -67,6 +69,8 @@ pub struct Served {
     pub template: Option<ChatTemplate>,
     /// How tokens are chosen where a request does not say.
     pub sampling: SamplerParams,
+    /// What makes embeddings, where the model can.
+    pub embedder: Option<Pool>,
     /// What lies where, and why.
     pub plan: serde_json::Value,
 }

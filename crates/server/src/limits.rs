@@ -38,6 +38,9 @@ pub const TOP_LOGPROBS_MAX: i64 = 20;
 /// Answers to one prompt.
 pub const CHOICES_MAX: i64 = 16;
 
+/// Texts of a request for embeddings: the API's own bound.
+pub const EMBEDDED_MAX: usize = 2048;
+
 /// Lists and objects of a schema in one another.
 pub const SCHEMA_DEPTH_MAX: usize = 64;
 
@@ -64,7 +67,3 @@ pub const CHUNK_MS: f64 = 100.0;
 
 /// Tokens of such a chunk that are allowed in any case: a few cost hardly less.
 pub const CHUNK_MIN: usize = 32;
-
-/// Tokens of an answer before it is another's turn, where one sequence is computed after the other: the first costs more, since lists of
-/// blocks change.
-pub const TURN_TOKENS: usize = 8;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use engine::embed::Pool;
 use engine::sampler::Sampler;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
@@ -26,6 +27,8 @@ pub struct Job {
     pub constraint: Option<Constraint>,
     /// Control tokens whose text is shown.
     pub marks: Arc<Vec<(u32, &'static str)>>,
+    /// What takes the outputs, if an embedding is wanted and no answer.
+    pub pool: Option<Pool>,
     pub reply: Reply,
 }
 
@@ -166,6 +169,7 @@ mod tests {
             deadline: Instant::now(),
             constraint: None,
             marks: Arc::new(Vec::new()),
+            pool: None,
             reply: Reply { choice: 0, sender },
         };
         (job, events)

@@ -14,6 +14,7 @@ use axum::middleware::{self, Next};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use engine::embed::Pool;
 use engine::tokenizer::{Affix, DecodeOptions, EncodeOptions, Specials};
 use serde_json::json;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -22,13 +23,14 @@ use tokio::time::{sleep, timeout, timeout_at};
 use crate::answer::{Answer, Kind, Telling};
 use crate::answering::Event;
 use crate::auth;
+use crate::embeddings;
 use crate::error::{ApiError, Error, json_response};
 use crate::fields::Fields;
 use crate::limits;
 use crate::listener::Limited;
 use crate::messages::{Message, error_json as messages_error};
 use crate::page;
-use crate::prepare::{Delivery, Form, Prepared, check_model, object, prepare, token_ids};
+use crate::prepare::{Delivery, Form, Prepared, object, prepare, token_ids};
 use crate::queue::{self, Job};
 use crate::responses::Response as Reply;
 use crate::state::{State, unix_s};
@@ -222,12 +224,50 @@ async fn counted(state: Arc<State>, request: Request) -> Result<usize> {
     aside(move || Ok(prepare(Form::Messages, &body, &state)?.prompt.len())).await
 }
 
-/// Models that are served continue text.
+/// Texts as vectors.
 async fn embeddings(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response> {
+    let deadline = Instant::now() + state.options.timeout;
     let body = body(request, &state).await?;
-    let object = object(&body)?;
-    check_model(Fields(&object), &state)?;
-    Err(ApiError::no_embeddings())
+    let asked = {
+        let state = Arc::clone(&state);
+        aside(move || embeddings::read(&body, &state)).await?
+    };
+    let mut vectors = Vec::with_capacity(asked.inputs.len());
+    let mut tokens = 0;
+    // No more than are computed side by side, so that long lists leave the queue to others.
+    for inputs in asked.inputs.chunks(state.options.parallel) {
+        let (sender, mut events) = unbounded_channel();
+        for (i, input) in inputs.iter().enumerate() {
+            let reply = queue::Reply {
+                choice: i,
+                sender: sender.clone(),
+            };
+            let job = embeddings::job(&state, input, deadline, reply)?;
+            state.queue.push(job)?;
+        }
+        drop(sender);
+        let mut pools: Vec<Option<Pool>> = vec![None; inputs.len()];
+        while pools.iter().any(Option::is_none) {
+            match timeout_at(deadline.into(), events.recv()).await {
+                Err(_) => return Err(ApiError::timeout(state.options.timeout.as_secs())),
+                Ok(None) => return Err(ApiError::ended_early()),
+                Ok(Some((_, Event::Failed(error)))) => return Err(error),
+                Ok(Some((i, Event::Embedded(pool, n)))) => {
+                    tokens += n;
+                    pools[i] = Some(pool);
+                }
+                Ok(Some(_)) => {}
+            }
+        }
+        vectors.extend(
+            pools
+                .iter()
+                .flatten()
+                .map(|pool| pool.vector(asked.dimensions)),
+        );
+    }
+    let answer = embeddings::answer(&state.served.id, &vectors, asked.encoding, tokens);
+    Ok(json_response(StatusCode::OK, &answer))
 }
 
 /// The body of a request, which says that it is JSON: a page from elsewhere can send other kinds without being asked.
@@ -330,6 +370,7 @@ async fn generate(form: Form, state: Arc<State>, request: Request) -> Result<Res
             } else {
                 Arc::default()
             },
+            pool: None,
             reply: queue::Reply {
                 choice,
                 sender: sender.clone(),
@@ -362,7 +403,8 @@ async fn whole(
     let mut sent = Vec::new();
     while !telling.is_complete() {
         match events.recv().await {
-            Some((_, Event::Begun)) => {}
+            // An embedding is no answer.
+            Some((_, Event::Begun | Event::Embedded(..))) => {}
             Some((choice, Event::Piece(piece))) => {
                 telling.piece(choice, &piece, tokenizer, &mut sent);
             }

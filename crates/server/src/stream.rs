@@ -45,7 +45,8 @@ impl Events {
     fn take(&mut self, choice: usize, event: Event) {
         let mut sent = Vec::new();
         match event {
-            Event::Begun => {}
+            // Embeddings are not streamed.
+            Event::Begun | Event::Embedded(..) => {}
             Event::Piece(piece) => {
                 let tokenizer = &self.state.served.tokenizer;
                 self.telling.piece(choice, &piece, tokenizer, &mut sent);

@@ -3,7 +3,8 @@
 mod common;
 
 use common::client::{Client, chunks};
-use common::{Alphabet, options, start, start_model};
+use common::{Alphabet, N_CTX, options, output, start, start_embedder, start_model};
+use engine::embed::Pooling;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -407,4 +408,78 @@ fn a_model_that_continues_text_makes_no_embeddings() {
         .post("/v1/embeddings", &json!({"input": "x"}))
         .error(400);
     assert_eq!(error["code"], "unsupported_model");
+}
+
+#[test]
+fn texts_become_vectors_of_length_one() {
+    for pooling in [Pooling::Mean, Pooling::Last] {
+        // Prompts come in chunks of 16 tokens at most, and a prompt has the begin of another.
+        let model = Alphabet {
+            step_max: 16,
+            ..Alphabet::new(0)
+        };
+        let server = start_embedder(options(), model, Some(pooling));
+        let texts: Vec<String> = (1..8).map(|n| "abcdefghij".repeat(n)).collect();
+        let tokens = |text: &str| -> Vec<u32> { text.bytes().map(|b| u32::from(b) + 3).collect() };
+        let wanted = |text: &str| -> [f32; 2] {
+            let outputs = tokens(text).into_iter().map(output);
+            let [x, y] = match pooling {
+                Pooling::Mean => outputs.fold([0.0; 2], |a, b| [a[0] + b[0], a[1] + b[1]]),
+                Pooling::Last => outputs.last().unwrap(),
+            };
+            let length = x.hypot(y);
+            [x / length, y / length]
+        };
+        let asked = |input: Value| {
+            let answer = server
+                .client
+                .post("/v1/embeddings", &json!({"input": input}));
+            answer.ok()
+        };
+        for input in [
+            json!(texts),
+            json!(texts.iter().map(|t| tokens(t)).collect::<Vec<_>>()),
+        ] {
+            let answer = asked(input);
+            let data = answer["data"].as_array().unwrap();
+            assert_eq!(data.len(), texts.len());
+            for (i, (one, text)) in data.iter().zip(&texts).enumerate() {
+                assert_eq!(one["index"], i);
+                let vector = one["embedding"].as_array().unwrap();
+                for (found, wanted) in vector.iter().zip(wanted(text)) {
+                    assert!((found.as_f64().unwrap() as f32 - wanted).abs() < 1e-6);
+                }
+            }
+            assert_eq!(answer["usage"]["prompt_tokens"], 280);
+        }
+        let one = asked(json!("abc"));
+        assert_eq!(one, asked(json!(tokens("abc"))));
+        // The first value alone is of length one.
+        let short = json!({"input": "abc", "dimensions": 1, "encoding_format": "base64"});
+        let short = server.client.post("/v1/embeddings", &short).ok();
+        assert_eq!(short["data"][0]["embedding"], "AACAPw==");
+        for (wrong, field) in [
+            (json!({}), "input"),
+            (json!({"input": []}), "input"),
+            (json!({"input": ["a", 1]}), "input"),
+            (json!({"input": ["a", ""]}), "input"),
+            (json!({"input": [1, "a"]}), "input"),
+            (json!({"input": "a", "dimensions": 3}), "dimensions"),
+            (
+                json!({"input": "a", "encoding_format": "hex"}),
+                "encoding_format",
+            ),
+        ] {
+            let error = server.client.post("/v1/embeddings", &wrong).error(400);
+            assert_eq!(error["param"], field, "{wrong}");
+        }
+        let long = json!({"input": "a".repeat(N_CTX)});
+        let error = server.client.post("/v1/embeddings", &long).error(400);
+        assert_eq!(error["code"], "context_length_exceeded");
+        // Answers go on beside them.
+        let text = server
+            .client
+            .post("/v1/completions", &json!({"prompt": "x"}));
+        assert_eq!(text.ok()["choices"][0]["text"], "yz");
+    }
 }

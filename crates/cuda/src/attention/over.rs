@@ -57,7 +57,8 @@ impl Attention {
         unsafe { table.send(stream, start, outbox, &blocks) }
     }
 
-    /// [`Attention::append`] to one block, which needs no list: of `tokens` tokens, the first one's cell being `position`, those that are cells of it.
+    /// [`Attention::append`] to one block, which needs no list: of `tokens` tokens, from row `row` of `k` and `v` on, the first one's cell being
+    /// `position`, those that are cells of it.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn append_to(
         &self,
@@ -66,14 +67,16 @@ impl Attention {
         block: &Over<'_>,
         position: usize,
         tokens: usize,
+        row: usize,
         k: &Buffer<f32>,
         v: &Buffer<f32>,
     ) -> Result<(), Error> {
         let cells = block.cells.0..block.cells.1;
         let (slab, offset) = (block.slab, block.offset);
         let block = KvBlock::new(&self.shape, slab, offset, block.index, cells, 0)?;
+        let shape = &self.shape;
         self.prefill
-            .append(stream, start, &self.shape, &block, position, tokens, k, v)
+            .append(stream, start, shape, &block, position, tokens, row, k, v)
     }
 
     /// [`Attention::turn`] of one token, whose cell goes to one block.
@@ -95,7 +98,8 @@ impl Attention {
         self.turn(stream, start, 1, q, k, v, how, Some((table, position)))
     }
 
-    /// [`Attention::decode`] over some blocks, whose partial results go to slots from `first_slot` on.
+    /// [`Attention::decode`] of the token of one row of `q` `[T, H, C]`, whose position is that row of `position` `[T]`, over some blocks, whose
+    /// partial results go to slots from `first_slot` on.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn decode_over(
         &self,
@@ -108,13 +112,14 @@ impl Attention {
         position: &Buffer<u32>,
         params: &Params,
         q: &Buffer<f32>,
+        row: usize,
         partials: &mut Partials,
     ) -> Result<(), Error> {
         self.list(stream, start, outbox, table, over, first_slot)?;
-        self.decode(stream, start, table, position, params, q, partials)
+        self.decode_row(stream, start, table, position, params, q, row, partials)
     }
 
-    /// [`Attention::prefill`] over some blocks, without sinks.
+    /// [`Attention::prefill`] over some blocks, without sinks, of tokens that have rows of `q` and `out` from `row` on.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn prefill_over(
         &self,
@@ -126,19 +131,23 @@ impl Attention {
         position: usize,
         tokens: usize,
         q: &Buffer<f32>,
+        row: usize,
         step: Step,
         spans: &mut Spans,
         out: &mut Buffer<f32>,
     ) -> Result<(), Error> {
         self.list(stream, Start::After, outbox, table, over, 0)?;
-        self.prefill(
+        self.prefill.attend(
             stream,
             Start::After,
-            table,
+            &self.shape,
+            self.heads,
             params,
             position,
             tokens,
             q,
+            table,
+            row,
             step,
             None,
             spans,

@@ -1,7 +1,7 @@
 //! Attention of many tokens on tensor cores: `kernels/attention_prefill.cuh`.
 
 use super::layout::{CELLS, HEAD_MAX, KvBlock, KvShape, KvType, Table};
-use super::{Params, at_least, int};
+use super::{Params, at_least, from_value, int};
 use crate::device::Device;
 use crate::error::{Error, length};
 use crate::kernel::{Arg, Kernel, Launch, Module, Start};
@@ -103,7 +103,8 @@ impl Prefill {
         })
     }
 
-    /// Stores those of `tokens` tokens that are cells of `block`: `k` `[T, K, C]`, `v` `[T, K, C]`, the first token's cell being `position`.
+    /// Stores those of `tokens` tokens that are cells of `block`: `k` `[T, K, C]`, `v` `[T, K, C]` from row `row` on, the first token's cell being
+    /// `position`.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub(super) fn append(
         &self,
@@ -113,12 +114,14 @@ impl Prefill {
         block: &KvBlock,
         position: usize,
         tokens: usize,
+        row: usize,
         k: &Buffer<f32>,
         v: &Buffer<f32>,
     ) -> Result<(), Error> {
         let op = "append";
-        at_least(op, "K", k.len(), tokens * shape.heads * shape.c_k)?;
-        at_least(op, "V", v.len(), tokens * shape.heads * shape.c_v)?;
+        let rows = row + tokens;
+        at_least(op, "K", k.len(), rows * shape.heads * shape.c_k)?;
+        at_least(op, "V", v.len(), rows * shape.heads * shape.c_v)?;
         let base = block.index() * CELLS;
         let from = position.max(base);
         let end = (position + tokens).min(base + CELLS);
@@ -130,7 +133,7 @@ impl Prefill {
             Arg::from(v),
             block.address().into(),
             int(from - base),
-            int(from - position),
+            int(row + from - position),
             int(end - from),
             int(shape.heads),
             int(shape.c_k),
@@ -156,14 +159,16 @@ impl Prefill {
         tokens: usize,
         q: &Buffer<f32>,
         table: &Table,
+        row: usize,
         step: Step,
         sinks: Option<&Buffer<f32>>,
         spans: &mut Spans,
         out: &mut Buffer<f32>,
     ) -> Result<(), Error> {
         let op = "prefill";
-        at_least(op, "queries", q.len(), tokens * heads * shape.c_k)?;
-        at_least(op, "outputs", out.len(), tokens * heads * shape.c_v)?;
+        let rows = row + tokens;
+        at_least(op, "queries", q.len(), rows * heads * shape.c_k)?;
+        at_least(op, "outputs", out.len(), rows * heads * shape.c_v)?;
         if let Some(sinks) = sinks {
             at_least(op, "sinks", sinks.len(), heads)?;
         }
@@ -207,6 +212,7 @@ impl Prefill {
             tokens,
             q,
             table,
+            row,
             sinks,
             slots,
         };
@@ -254,6 +260,8 @@ struct Call<'a> {
     tokens: usize,
     q: &'a Buffer<f32>,
     table: &'a Table,
+    /// The first token's row of queries and outputs.
+    row: usize,
     sinks: Option<&'a Buffer<f32>>,
     slots: usize,
 }
@@ -271,10 +279,10 @@ impl Call<'_> {
         let (shape, prefill) = (self.shape, self.prefill);
         let gqa = self.heads / shape.heads;
         let args = [
-            Arg::from(self.q),
+            from_value(self.q, self.row * self.heads * shape.c_k),
             Arg::from(&self.table.entries),
             Arg::from(&spans.states),
-            out.map_or(Arg::from(0u64), Arg::from),
+            self.out(out),
             self.sinks.map_or(Arg::from(0u64), Arg::from),
             int(self.table.blocks().len()),
             int(self.position),
@@ -301,6 +309,12 @@ impl Call<'_> {
         unsafe { prefill.attend.launch(self.stream, launch, &args) }
     }
 
+    /// Where the result goes, if it is written.
+    fn out(&self, out: Option<&Buffer<f32>>) -> Arg {
+        let first = self.row * self.heads * self.shape.c_v;
+        out.map_or(Arg::from(0u64), |out| from_value(out, first))
+    }
+
     /// Merges the states of spans into the total; writes the result if there is an `out`.
     fn merge(
         &self,
@@ -312,7 +326,7 @@ impl Call<'_> {
         let rows = self.tokens * self.heads;
         let args = [
             Arg::from(&spans.states),
-            out.map_or(Arg::from(0u64), Arg::from),
+            self.out(out),
             self.sinks.map_or(Arg::from(0u64), Arg::from),
             int(rows),
             int(self.heads),

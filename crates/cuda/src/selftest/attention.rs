@@ -256,7 +256,7 @@ impl OnDevice {
                         index: block.index(),
                         cells: (0, CELLS),
                     };
-                    attention.append_to(stream, START, &over, first, tokens, &k, &v)?;
+                    attention.append_to(stream, START, &over, first, tokens, 0, &k, &v)?;
                 }
             }
             stream.synchronise()?;

@@ -57,7 +57,7 @@ pub(crate) struct Attending<'a> {
     /// The first token's row among those of the step, which may be of several sequences.
     pub(crate) row: usize,
     pub(crate) tokens: usize,
-    /// Whether it is one generated token, not a prompt.
+    /// Whether it is one generated token, not a prompt, alone or among others of its step; where a token is [alike](Backend::ALIKE), also several.
     pub(crate) generated: bool,
     pub(crate) layer: usize,
 }
@@ -108,8 +108,6 @@ pub struct Transfers {
 pub(crate) trait Backend: Debug + Sized {
     /// Whether the CPU can attend cells in host memory beside the device.
     const CPU_SHARES: bool;
-    /// Whether tokens of several sequences can go through the layers in one step.
-    const TOGETHER: bool;
     /// Whether a token's bits are the same as a prompt's and as a generated one.
     const ALIKE: bool;
     /// Whether a generated token's spans that are streamed may come after all others, whatever their positions.
@@ -182,8 +180,7 @@ pub(crate) trait Backend: Debug + Sized {
         let _ = (position, token, again);
         step(self);
     }
-    /// Says which positions the operations that follow are for, of one sequence after another, and of one only unless they can go
-    /// [together](Self::TOGETHER); `x` `[T, D]` becomes the tokens' rows of the embedding, scaled as the architecture does.
+    /// Says which positions the operations that follow are for, of one sequence after another; `x` `[T, D]` becomes the tokens' rows of the embedding, scaled as the architecture does.
     fn begin(&mut self, positions: &[Range<usize>], tokens: &[u32], x: &mut Self::Array);
     /// The way into a half of a layer: adds what the half before gave to `x` `[T, D]`; then products of `normed = norm(x)`, with
     /// their biases.
@@ -296,6 +293,13 @@ pub(crate) trait Backend: Debug + Sized {
         x: &mut Self::Array,
         normed: &mut Self::Array,
     );
+    /// What the last norm gives for some rows of `x` `[T, D]`, at the end of `values`.
+    fn outputs(
+        &mut self,
+        x: &Self::Array,
+        rows: Range<usize>,
+        values: &mut Vec<f32>,
+    ) -> Result<(), Error>;
     /// Computes the logits of rows `rows` of `x`, at most [`LOGIT_ROWS`].
     fn compute_logits(&mut self, x: &Self::Array, rows: Range<usize>);
     /// The first `n` rows `[n, V]` of the logits that were computed last.

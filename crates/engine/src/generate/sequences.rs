@@ -35,8 +35,6 @@ pub trait Sequences {
     fn n_ctx(&self) -> usize;
     /// Most tokens that are computed at a time.
     fn step_max(&self) -> usize;
-    /// Whether tokens of several are computed at the same time.
-    fn goes_together(&self) -> bool;
     /// Whether a token gives the same as a prompt's and as a generated one.
     fn computes_alike(&self) -> bool;
     /// What the cache takes.
@@ -73,10 +71,6 @@ impl Sequences for Session<'_> {
 
     fn step_max(&self) -> usize {
         self.ubatch()
-    }
-
-    fn goes_together(&self) -> bool {
-        Session::goes_together(self)
     }
 
     fn computes_alike(&self) -> bool {
@@ -134,10 +128,6 @@ impl<S: Sequences> Sequences for &mut S {
 
     fn step_max(&self) -> usize {
         S::step_max(self)
-    }
-
-    fn goes_together(&self) -> bool {
-        S::goes_together(self)
     }
 
     fn computes_alike(&self) -> bool {

@@ -192,6 +192,17 @@ impl<B: Backend> Work<B> {
         backend.compute_logits(&self.x, 0..1);
     }
 
+    /// What the last norm gives for the last chunk's `rows`, at the end of `values`.
+    pub(super) fn outputs(
+        &self,
+        backend: &mut B,
+        rows: Range<usize>,
+        values: &mut Vec<f32>,
+    ) -> Result<(), Error> {
+        backend.outputs(&self.x, rows, values)?;
+        backend.finish()
+    }
+
     /// Logits `[n, V]` of some rows of the last chunk, at most [`LOGIT_ROWS`](crate::backend::LOGIT_ROWS).
     pub(super) fn logits<'b>(
         &self,

@@ -88,14 +88,16 @@ impl SessionOptions {
     }
 }
 
-/// Which logits a prefill is for.
+/// What a prefill is for.
 pub enum Wanted<'f> {
-    /// None.
+    /// That tokens are taken.
     None,
-    /// Those of the last token, afterwards in [`Session::logits`].
+    /// The logits of the last token, afterwards in [`Session::logits`].
     Last,
-    /// Those of every token: the callback gets its position and `[V]` logits, and may end the prefill.
+    /// The logits of every token: the callback gets its position and `[V]` logits, and may end the prefill.
     All(&'f mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>),
+    /// What the last norm gives for each token, `[T, D]`, at the end of what is there.
+    Outputs(&'f mut Vec<f32>),
 }
 
 impl std::fmt::Debug for Wanted<'_> {
@@ -104,6 +106,7 @@ impl std::fmt::Debug for Wanted<'_> {
             Self::None => "None",
             Self::Last => "Last",
             Self::All(_) => "All",
+            Self::Outputs(_) => "Outputs",
         })
     }
 }
@@ -117,8 +120,19 @@ pub struct Part<'t, I = SequenceId> {
     pub tokens: &'t [u32],
     /// Where they come from.
     pub origin: TokenOrigin,
-    /// Whether the logits of the last one are wanted.
-    pub wants_logits: bool,
+    /// What is wanted of them.
+    pub wants: Wants,
+}
+
+/// What is wanted of a [part](Part) of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wants {
+    /// That they are taken.
+    Nothing,
+    /// The logits `[V]` of the last one.
+    Logits,
+    /// What the last norm gives for each of them, `[T, D]`. They are taken as a prompt is.
+    Outputs,
 }
 
 /// Where tokens come from. On a device that matters to the bits of what is computed.
@@ -245,6 +259,7 @@ impl<B: Backend> Run<B> {
                     work.logits(backend, chunk.len() - 1..chunk.len())?;
                 }
                 Wanted::None | Wanted::Last => {}
+                Wanted::Outputs(values) => work.outputs(backend, 0..chunk.len(), values)?,
                 Wanted::All(each) => {
                     let n_vocab = model.config().n_vocab;
                     for first in (0..chunk.len()).step_by(LOGIT_ROWS) {
@@ -579,7 +594,7 @@ impl<'m> Session<'m> {
     }
 
     /// Takes tokens of several sequences, each of which is there once, as many at a time as go together: what each would give alone.
-    /// `each` gets a part's number and the logits `[V]` of its last token where they are wanted. The selected sequence stays that.
+    /// `each` gets a part's number and what it [wants](Part::wants), once. The selected sequence stays that.
     ///
     /// # Errors
     /// As [`Session::prefill`]. Some of the sequences may have taken what they were given.
@@ -603,14 +618,6 @@ impl<'m> Session<'m> {
             &mut self.has_panicked,
             || on!(&mut self.run, run => run.step(model, options, parts, each)),
         )
-    }
-
-    /// Whether tokens of several sequences are computed at the same time, instead of one after the other.
-    pub fn goes_together(&self) -> bool {
-        fn together<B: Backend>(_: &Run<B>) -> bool {
-            B::TOGETHER
-        }
-        on!(&self.run, run => together(run))
     }
 
     /// Whether a token's bits are the same as a prompt's and as a generated one.

@@ -1,13 +1,13 @@
 //! A step over tokens of several sequences.
 
 use super::forward::Work;
-use super::{Part, Run, SessionOptions, TokenOrigin, Wanted};
+use super::{Part, Run, SessionOptions, TokenOrigin, Wanted, Wants};
 use crate::backend::{Backend, LOGIT_ROWS};
 use crate::error::Error;
 use crate::kv::{Cache, Taking};
 use crate::model::Model;
 
-/// What gets a part's number, and logits.
+/// What gets a part's number, and what it wants.
 type Each<'e> = dyn FnMut(usize, &[f32]) + 'e;
 
 impl<B: Backend> Run<B> {
@@ -43,21 +43,27 @@ impl<B: Backend> Run<B> {
         each: &mut Each<'_>,
     ) -> Result<(), Error> {
         self.cache.select(part.sequence.0);
-        let by_one = !B::ALIKE || part.tokens.len() == 1;
-        if part.origin == TokenOrigin::Generated && by_one {
+        let by_one = part.origin == TokenOrigin::Generated && part.wants != Wants::Outputs;
+        if by_one && (!B::ALIKE || part.tokens.len() == 1) {
             for &token in part.tokens {
                 self.decode(model, options, token)?;
             }
-        } else {
-            let mut wanted = if part.wants_logits {
-                Wanted::Last
-            } else {
-                Wanted::None
-            };
-            self.prefill(model, options, part.tokens, &mut wanted)?;
+            if part.wants == Wants::Logits {
+                each(0, self.backend.logits(1));
+            }
+            return Ok(());
         }
-        if part.wants_logits {
-            each(0, self.backend.logits(1));
+        let mut outputs = Vec::new();
+        let mut wanted = match part.wants {
+            Wants::Nothing => Wanted::None,
+            Wants::Logits => Wanted::Last,
+            Wants::Outputs => Wanted::Outputs(&mut outputs),
+        };
+        self.prefill(model, options, part.tokens, &mut wanted)?;
+        match part.wants {
+            Wants::Nothing => {}
+            Wants::Logits => each(0, self.backend.logits(1)),
+            Wants::Outputs => each(0, &outputs),
         }
         Ok(())
     }
@@ -90,9 +96,16 @@ impl<B: Backend> Run<B> {
         let mut wanted = Vec::with_capacity(parts.len());
         let mut row = 0;
         for (i, part) in parts.iter().enumerate() {
-            row += part.tokens.len();
-            if part.wants_logits {
-                wanted.push((i, row - 1));
+            let rows = row..row + part.tokens.len();
+            row = rows.end;
+            match part.wants {
+                Wants::Nothing => {}
+                Wants::Logits => wanted.push((i, row - 1)),
+                Wants::Outputs => {
+                    let mut outputs = Vec::new();
+                    work.outputs(backend, rows, &mut outputs)?;
+                    each(i, &outputs);
+                }
             }
         }
         let neighbours = wanted.chunk_by(|(_, a), (_, b)| a + 1 == *b);
@@ -130,11 +143,12 @@ fn taking(part: &Part<'_>) -> Taking {
 /// How many of the parts, from the first on, go through the layers together: their rows fit into a ubatch, and what they write into
 /// device memory.
 fn together<B: Backend>(cache: &Cache<B>, options: &SessionOptions, parts: &[Part<'_>]) -> usize {
-    if !B::TOGETHER {
-        return 1;
-    }
     let (mut rows, mut blocks) = (0, 0);
     let fits = |part: &&Part<'_>| {
+        // Generated tokens that are computed again have the bits of steps of one.
+        if !B::ALIKE && part.origin == TokenOrigin::Generated && part.tokens.len() > 1 {
+            return false;
+        }
         let (written, room) = cache.blocks_written(&taking(part));
         rows += part.tokens.len();
         blocks += written;

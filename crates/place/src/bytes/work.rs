@@ -112,7 +112,7 @@ pub fn work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<WorkBytes,
 ///            + 4 * B * H * (2 + C_v)                              partial results of one token
 ///            + 4 * 5 * T * H * (2 + C_v)                          results of a prompt's spans
 ///            + 4 * 2 * 2 * max(T * rope_dims / 2, 1)              cosines and sines, layers without and with a window
-///            + 4 + 4 T + 4 H                                      position, ids, counts of a merge
+///            + 8 T + 4 H                                          positions, ids, counts of a merge
 /// logits       4 * (2 * 8 D + min(T, 8) * V)                      the last rows, normed; logits (the host's copy is not here)
 /// experts      4 * T * E + 8 * L * E                            scores; where experts are
 ///            + 4 * min(T, 16) * ceil(D / 512) * E                parts of scores of a few tokens
@@ -146,7 +146,7 @@ pub fn device_work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<Wor
         product(&[4, spans, w.partial]),
         product(&[4, SPAN_STATES, *t, w.partial]),
         product(&[4, 2, 2, product(&[*t, s.pairs])?.max(1)]),
-        Ok(4 + 4 * t + 4 * w.heads),
+        Ok(8 * t + 4 * w.heads),
     ])?;
     let logits = sum([
         product(&[4, 2, LOGIT_ROWS, s.width]),

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use engine::embed::{Pool, Pooling};
 use engine::generate::{CacheBytes, GateNow, Sequences};
 use engine::sampler::SamplerParams;
-use engine::session::{Part, TokenOrigin};
+use engine::session::{Part, TokenOrigin, Wants};
 use engine::template::ChatTemplate;
 use engine::tokenizer::Tokenizer;
 use gguf::{Metadata, StringArray};
@@ -107,6 +108,11 @@ impl Alphabet {
     }
 }
 
+/// What the last norm is said to give for a token.
+pub fn output(token: u32) -> [f32; 2] {
+    [token as f32, 1.0]
+}
+
 fn after(token: u32) -> Result<u32, Stumbled> {
     Ok(
         match u8::try_from(token.saturating_sub(3)).expect("a byte") {
@@ -130,10 +136,6 @@ impl Sequences for Alphabet {
 
     fn step_max(&self) -> usize {
         self.step_max
-    }
-
-    fn goes_together(&self) -> bool {
-        true
     }
 
     fn computes_alike(&self) -> bool {
@@ -201,10 +203,17 @@ impl Sequences for Alphabet {
                 Some(next) => next,
                 None => after(last)?,
             };
-            if part.wants_logits {
-                let mut logits = vec![0.0; N_VOCAB];
-                logits[next as usize] = 10.0;
-                each(i, &logits);
+            match part.wants {
+                Wants::Nothing => {}
+                Wants::Logits => {
+                    let mut logits = vec![0.0; N_VOCAB];
+                    logits[next as usize] = 10.0;
+                    each(i, &logits);
+                }
+                Wants::Outputs => {
+                    let outputs = part.tokens.iter().flat_map(|&token| output(token));
+                    each(i, &outputs.collect::<Vec<f32>>());
+                }
             }
         }
         assert!(self.bytes().device <= self.bytes().most, "no room");
@@ -253,6 +262,11 @@ pub fn start(options: Options, token_ms: u64) -> Running {
 }
 
 pub fn start_model(options: Options, model: Alphabet) -> Running {
+    start_embedder(options, model, None)
+}
+
+/// A model that makes embeddings.
+pub fn start_embedder(options: Options, model: Alphabet, pooling: Option<Pooling>) -> Running {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (shutdown, asked) = oneshot::channel::<()>();
@@ -262,6 +276,7 @@ pub fn start_model(options: Options, model: Alphabet) -> Running {
         tokenizer: Arc::new(bytes_tokenizer()),
         template: Some(ChatTemplate::from_source(template, "", "").unwrap()),
         sampling: SamplerParams::greedy(),
+        embedder: pooling.map(|pooling| Pool::new(pooling, output(0).len())),
         plan: json!({"fits": true}),
     };
     let thread = thread::spawn(move || {

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use clap::{Args, ValueEnum};
+use engine::embed::{self, Pool};
 use engine::sampler::Sampler;
 use engine::session::{SequenceId, Session};
 use engine::template::{ChatTemplate, TemplateError};
@@ -19,7 +20,7 @@ use crate::failure::{Advised, Interrupted};
 use crate::flags::{ContextFlags, MachineFlags, RecordFlags, SamplingFlags};
 use crate::output::{print_json, println};
 use crate::running::{self, Note};
-use crate::settings::Need;
+use crate::settings::{Loaded, Need};
 use crate::{experts, interrupt, settings};
 
 /// Where a key is looked for that is not typed, which other processes could see.
@@ -82,12 +83,26 @@ struct ServerFlags {
     /// A file that '--session' of run or chat has written: requests that begin like it begin with its cells; may be repeated
     #[arg(long, value_name = "FILE")]
     prefix: Vec<PathBuf>,
+    /// What '/v1/embeddings' makes of the tokens' outputs [default: what the model's file says]
+    #[arg(long, value_name = "WAY")]
+    pooling: Option<Pooling>,
     /// Requests that wait at most; further ones are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = RangedU64ValueParser::<usize>::new().range(1..=limits::QUEUE_MAX as u64))]
     queue: usize,
     /// Longest time of a request, its wait included
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = RangedU64ValueParser::<u64>::new().range(1..=86_400))]
     timeout: u64,
+}
+
+/// How a text becomes a vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Pooling {
+    /// No embeddings
+    None,
+    /// Their mean
+    Mean,
+    /// The last one
+    Last,
 }
 
 /// Where the model is to be found.
@@ -127,6 +142,7 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
         tokenizer: loaded.tokenizer.clone(),
         template,
         sampling,
+        embedder: embedder(flags.pooling, &loaded)?,
         plan: serde_json::to_value(loaded.plan())?,
     };
     let (mut session, _) = loaded.session()?;
@@ -187,6 +203,18 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
     )?;
     loaded.remember(&session);
     Ok(())
+}
+
+/// What makes embeddings, if anything does.
+fn embedder(asked: Option<Pooling>, loaded: &Loaded) -> Result<Option<Pool>> {
+    let pooling = match asked {
+        Some(Pooling::None) => None,
+        Some(Pooling::Mean) => Some(embed::Pooling::Mean),
+        Some(Pooling::Last) => Some(embed::Pooling::Last),
+        None => embed::Pooling::of(loaded.file.metadata())?,
+    };
+    let width = loaded.model.config().width;
+    Ok(pooling.map(|pooling| Pool::new(pooling, width)))
 }
 
 /// Sequences from files, and their tokens.

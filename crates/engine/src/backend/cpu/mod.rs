@@ -174,7 +174,6 @@ impl Angles {
 
 impl Backend for Cpu<'_> {
     const CPU_SHARES: bool = true;
-    const TOGETHER: bool = true;
     const ALIKE: bool = true;
     // What spans fold to goes from one call to the next.
     const STREAMED_LAST: bool = false;
@@ -565,6 +564,23 @@ impl Backend for Cpu<'_> {
         model.pool.rows2(x, width, normed, width, |t, x, normed| {
             add_row(model, &added, t, x, normed);
         });
+    }
+
+    fn outputs(
+        &mut self,
+        x: &Buffer<f32>,
+        rows: Range<usize>,
+        values: &mut Vec<f32>,
+    ) -> Result<(), Error> {
+        let (model, c) = (self.model, self.model.config());
+        let before = values.len();
+        values.resize(before + rows.len() * c.width, 0.0);
+        let outputs = values[before..].chunks_exact_mut(c.width);
+        for (row, out) in rows.zip(outputs) {
+            let x = &x[row * c.width..][..c.width];
+            ops::rms_norm(model.isa, x, Some(&model.output_norm), c.norm_eps, out);
+        }
+        Ok(())
     }
 
     fn compute_logits(&mut self, x: &Buffer<f32>, rows: Range<usize>) {

@@ -57,7 +57,7 @@ struct Lists {
     folded: Vec<Part>,
 }
 
-/// Where work is given, and when it starts; and the position of the step's first token.
+/// Where work is given, and when it starts; and the positions of the step's tokens: of the first at least, of all if they are of several sequences.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Given<'a> {
     pub(super) stream: &'a Stream,
@@ -120,7 +120,7 @@ impl Attends {
         })
     }
 
-    /// Attends some spans of a layer, for [`Attends::fold`] to go on with if it is a generated token's.
+    /// Attends some spans of a layer, for [`Attends::fold`] to go on with if it is a generated token's, or [`Attends::fold_row`].
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub(super) fn attend(
         &mut self,
@@ -193,6 +193,7 @@ impl Attends {
                 given.position,
                 &params,
                 q,
+                attending.row,
                 &mut self.partials,
             )?;
             let new = over.iter().enumerate().map(|(i, o)| Part::Block {
@@ -218,6 +219,7 @@ impl Attends {
                 attending.position,
                 attending.tokens,
                 q,
+                attending.row,
                 step,
                 &mut self.spans,
                 out,
@@ -270,6 +272,25 @@ impl Attends {
         )
     }
 
+    /// Folds the partial results of a generated token that goes with others.
+    pub(super) fn fold_row(
+        &self,
+        given: Given<'_>,
+        row: usize,
+        attended: &mut Buffer<f32>,
+    ) -> Result<(), cuda::Error> {
+        self.kernels.fold_row(
+            given.stream,
+            given.start,
+            &self.lists[self.layer].parts,
+            &self.partials,
+            None,
+            None,
+            attended,
+            row,
+        )
+    }
+
     /// Stores the cells of a chunk that belong to one block of a layer.
     pub(super) fn append(
         &mut self,
@@ -288,6 +309,7 @@ impl Attends {
             &block,
             attending.position,
             attending.tokens,
+            attending.row,
             k,
             v,
         )

@@ -46,7 +46,7 @@ pub(crate) struct Cuda<'m> {
     ops: Ops,
     attends: Attends,
     mixtures: Option<Mixtures>,
-    /// Of the first token.
+    /// Of the chunk's tokens; of a generated token's step, or of one sequence's prompt, the first one's alone is of use.
     position: Buffer<u32>,
     ids: Buffer<i32>,
     /// Cosines and sines of the chunk's positions, for layers without and with a window.
@@ -112,7 +112,7 @@ impl<'m> Cuda<'m> {
             ops: Ops::new(&device, Target::Best)?,
             attends: Attends::new(model, &stream, shape, ubatch, n_ctx, cpu_shares, transfers)?,
             mixtures: Mixtures::new(model, &stream, ubatch)?,
-            position: zeros_of(&stream, 1)?,
+            position: zeros_of(&stream, ubatch)?,
             ids: zeros_of(&stream, ubatch)?,
             angles: [angles(&model.rope)?, angles(&model.rope_windowed)?],
             last: [zeros(LOGIT_ROWS * c.width)?, zeros(LOGIT_ROWS * c.width)?],
@@ -154,15 +154,26 @@ impl<'m> Cuda<'m> {
         self.record.write(token, position, angles)
     }
 
-    /// Copies what a prompt's chunk reads to the device.
-    fn upload_chunk(&mut self, position: usize, tokens: &[u32]) -> Result<(), cuda::Error> {
-        let first = u32::try_from(position).unwrap_or(u32::MAX);
-        self.position.upload(&self.stream, &[first])?;
+    /// Copies what a chunk reads to the device that is not a generated token alone.
+    fn upload_chunk(
+        &mut self,
+        positions: &[Range<usize>],
+        tokens: &[u32],
+    ) -> Result<(), cuda::Error> {
+        let all = positions.iter().cloned().flatten();
+        let all: Vec<u32> = all.map(|p| u32::try_from(p).unwrap_or(u32::MAX)).collect();
+        self.position.upload_at(&self.stream, 0, &all)?;
         let frequencies = [&self.model.rope, &self.model.rope_windowed];
         for (angles, frequencies) in self.angles.iter_mut().zip(frequencies) {
             let n = tokens.len() * frequencies.pairs();
             let (mut cos, mut sin) = (vec![0.0; n], vec![0.0; n]);
-            frequencies.fill(position, tokens.len(), &mut cos, &mut sin);
+            let mut first = 0;
+            for positions in positions {
+                let at = first * frequencies.pairs()..;
+                let (cos, sin) = (&mut cos[at.clone()], &mut sin[at]);
+                frequencies.fill(positions.start, positions.len(), cos, sin);
+                first += positions.len();
+            }
             for (buffer, values) in angles.iter_mut().zip([cos, sin]) {
                 buffer.upload_at(&self.stream, 0, &values)?;
             }
@@ -223,7 +234,6 @@ macro_rules! given {
 
 impl Backend for Cuda<'_> {
     const CPU_SHARES: bool = true;
-    const TOGETHER: bool = false;
     const ALIKE: bool = false;
     const STREAMED_LAST: bool = true;
 
@@ -342,21 +352,20 @@ impl Backend for Cuda<'_> {
     }
 
     fn begin(&mut self, positions: &[Range<usize>], tokens: &[u32], x: &mut Buffer<f32>) {
-        let position = positions[0].start;
         self.run(|b| {
             let (n, c) = (tokens.len(), b.model.config());
             let factor = c.embedding_scale;
             if let [token] = *tokens
                 && b.generated
             {
-                b.write_step(position, token)?;
+                b.write_step(positions[0].start, token)?;
                 let (w, product) = b.weights.matrix(&b.model.embedding);
                 let angles = b.angles.each_mut().map(|[cos, sin]| Some([cos, sin]));
                 let (stream, record, at) = (&b.stream, &b.record, &mut b.position);
                 return product.begin(stream, b.start, w, record, factor, at, angles, x);
             }
             b.is_listed = false;
-            b.upload_chunk(position, tokens)?;
+            b.upload_chunk(positions, tokens)?;
             let (w, product) = b.weights.matrix(&b.model.embedding);
             product.decode_rows(&b.stream, b.start, w, &b.ids, n, x)?;
             if factor != 1.0 {
@@ -449,8 +458,21 @@ impl Backend for Cuda<'_> {
     ) {
         self.run(|b| {
             let c = b.model.config();
-            b.attends
-                .attend(c, given!(b), attending, q, spans, step, out)
+            if b.generated || !attending.generated {
+                return b
+                    .attends
+                    .attend(c, given!(b), attending, q, spans, step, out);
+            }
+            // It goes with others. One list after another is in the same place, which is read early by what does not wait for what is ahead.
+            let given = Given {
+                start: Start::After,
+                ..given!(b)
+            };
+            b.attends.attend(c, given, attending, q, spans, step, out)?;
+            if step.last {
+                b.attends.fold_row(given, attending.row, out)?;
+            }
+            Ok(())
         });
     }
 
@@ -581,6 +603,34 @@ impl Backend for Cuda<'_> {
             b.ops
                 .residual_norm(stream, start, tokens, width, eps, x, added, None, None)
         });
+    }
+
+    fn outputs(
+        &mut self,
+        x: &Buffer<f32>,
+        rows: Range<usize>,
+        values: &mut Vec<f32>,
+    ) -> Result<(), Error> {
+        self.run(|b| {
+            let c = b.model.config();
+            let norm = b.weights.vector(&b.model.output_norm);
+            let [copied, normed] = &mut b.last;
+            let (stream, start) = (&b.stream, b.start);
+            for first in rows.clone().step_by(LOGIT_ROWS) {
+                let n = LOGIT_ROWS.min(rows.end - first);
+                copied.copy_from(stream, 0, x, first * c.width..(first + n) * c.width)?;
+                let out = Normed {
+                    row: Some(&mut *normed),
+                    blocks32: None,
+                    blocks256: None,
+                };
+                b.ops
+                    .norm_to(stream, start, n, c.width, c.norm_eps, copied, norm, out)?;
+                values.extend_from_slice(&normed.to_vec(stream)?[..n * c.width]);
+            }
+            Ok(())
+        });
+        Ok(())
     }
 
     fn compute_logits(&mut self, x: &Buffer<f32>, rows: Range<usize>) {

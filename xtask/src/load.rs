@@ -185,9 +185,10 @@ pub fn run(args: &LoadArgs) -> Result<()> {
     let answers = soak(&server, args)?;
     let status = server.get("/v1/status")?;
     println!(
-        "afterwards: {} in work, {} waiting, KV {} of {} bytes, resident {} bytes",
+        "afterwards: {} in work, {} waiting, {} sequences kept, KV {} of {} bytes, resident {} bytes",
         status["requests"]["running"],
         status["requests"]["waiting"],
+        status["requests"]["kept"],
         status["kv"]["device_bytes"],
         status["kv"]["bytes_max"],
         status["resident_bytes"]
@@ -248,6 +249,12 @@ fn waiting(server: &Server, long: usize) -> Result<()> {
     Ok(())
 }
 
+/// Main memory that the server has.
+fn resident_mib(server: &Server) -> Option<u64> {
+    let status = server.get("/v1/status").ok()?;
+    Some(status["resident_bytes"].as_u64()? >> 20)
+}
+
 /// Prompts and what was answered.
 type Answers = BTreeMap<usize, (usize, String)>;
 
@@ -257,6 +264,7 @@ fn soak(server: &Server, args: &LoadArgs) -> Result<Answers> {
     let answers = Mutex::new(Answers::new());
     let failed = AtomicBool::new(false);
     let left = Mutex::new(0usize);
+    let mut resident = Vec::new();
     thread::scope(|scope| {
         for client in 0..args.clients {
             let (answers, failed, left) = (&answers, &failed, &left);
@@ -293,11 +301,25 @@ fn soak(server: &Server, args: &LoadArgs) -> Result<Answers> {
                 }
             });
         }
+        while Instant::now() < end {
+            thread::sleep(Duration::from_secs(1));
+            resident.extend(resident_mib(server));
+        }
     });
     ensure!(
         !failed.load(Ordering::Relaxed),
         "errors that no client caused"
     );
+    for (i, quarter) in resident
+        .chunks(resident.len().div_ceil(4).max(1))
+        .enumerate()
+    {
+        let most = quarter.iter().max().expect("chunks are not empty");
+        println!(
+            "resident at most, in quarter {} of the time: {most} MiB",
+            i + 1
+        );
+    }
     // Whoever left is noticed before the next token.
     thread::sleep(Duration::from_millis(500));
     let answers = answers.into_inner().expect("no panic");

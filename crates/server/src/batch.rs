@@ -113,6 +113,7 @@ impl<'t, S: Sequences> Batch<'t, S> {
             device_bytes: bytes.device,
             host_bytes: bytes.host,
             bytes_max: bytes.most,
+            streamed_bytes: bytes.streamed,
             gate: self.sequences.gate(),
         }
     }

@@ -68,6 +68,8 @@ pub struct Live {
     pub device_bytes: u64,
     pub host_bytes: u64,
     pub bytes_max: u64,
+    /// Bytes of it that were copied to the device so far, to be attended there.
+    pub streamed_bytes: u64,
     /// The CPU's share of cells in host memory, where there may be any.
     pub gate: Option<GateNow>,
 }
@@ -78,6 +80,8 @@ pub struct Counts {
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub generated_tokens: u64,
+    /// Time from the first token of answers to their last.
+    pub decode_s: f64,
     /// Requests with an answer, and the others that came to their turn.
     pub done: u64,
     pub ended_early: u64,
@@ -107,6 +111,7 @@ impl Metrics {
             prompt_tokens: get(&self.prompt_tokens),
             cached_tokens: get(&self.cached_tokens),
             generated_tokens: get(&self.generated_tokens),
+            decode_s: get(&self.decode_us) as f64 / 1e6,
             done,
             ended_early: all - done,
         }
@@ -163,6 +168,7 @@ impl Metrics {
             line(&mut text, name, "", value);
         };
         let seconds = |us: &AtomicU64| get(us) as f64 / 1e6;
+        let live = self.live();
         let counts = [
             (
                 "prompt_tokens_total",
@@ -204,11 +210,15 @@ impl Metrics {
                 "Times that a request gave its cells to others, to compute them again later",
                 get(&self.gave_way) as f64,
             ),
+            (
+                "kv_streamed_bytes_total",
+                "Bytes of keys and values that were copied to the device to be attended there",
+                live.streamed_bytes as f64,
+            ),
         ];
         for (name, help, value) in counts {
             one(name, "counter", help, value);
         }
-        let live = self.live();
         let gauges = [
             (
                 "queue_length",

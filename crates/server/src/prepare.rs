@@ -207,7 +207,15 @@ fn rule(form: Form, fields: Fields<'_>) -> Result<Option<(&'static str, Rule)>, 
             let format = text.map(|text| text.object("format")).transpose()?;
             ("text.format", format.flatten())
         }
-        Form::Messages => ("output_format", fields.object("output_format")?),
+        Form::Messages => {
+            let config = fields.object("output_config")?;
+            let format = config.map(|config| config.object("format")).transpose()?;
+            match format.flatten() {
+                Some(format) => ("output_config.format", Some(format)),
+                // As it was called before.
+                None => ("output_format", fields.object("output_format")?),
+            }
+        }
         Form::Chat | Form::Text => ("response_format", fields.object("response_format")?),
     };
     if let Some(format) = format

@@ -391,6 +391,18 @@ fn the_messages_api() {
         (&stopped["stop_reason"], &stopped["stop_sequence"]),
         (&json!("stop_sequence"), &json!("f"))
     );
+    // The scripted model answers what it is told, were it not for the rule.
+    let format = json!({"type": "json_schema", "schema": {"const": {"a": 1}}});
+    for ruled in [
+        json!({"output_config": {"format": format}}),
+        json!({"output_format": format}),
+    ] {
+        let mut request = json!({"max_tokens": 50, "messages": say("hello")});
+        let fields = ruled.as_object().unwrap().clone();
+        request.as_object_mut().unwrap().extend(fields);
+        let answer = client.post(MESSAGES, &request).ok();
+        assert_eq!(answer["content"][0]["text"], r#"{"a": 1}"#);
+    }
     let wrong = client.post(MESSAGES, &json!({"messages": []}));
     assert_eq!(wrong.status, 400);
     let error = wrong.json();
@@ -414,10 +426,8 @@ fn a_model_that_continues_text_makes_no_embeddings() {
 fn texts_become_vectors_of_length_one() {
     for pooling in [Pooling::Mean, Pooling::Last] {
         // Prompts come in chunks of 16 tokens at most, and a prompt has the begin of another.
-        let model = Alphabet {
-            step_max: 16,
-            ..Alphabet::new(0)
-        };
+        let mut model = Alphabet::new(0);
+        model.step_max = 16;
         let server = start_embedder(options(), model, Some(pooling));
         let texts: Vec<String> = (1..8).map(|n| "abcdefghij".repeat(n)).collect();
         let tokens = |text: &str| -> Vec<u32> { text.bytes().map(|b| u32::from(b) + 3).collect() };

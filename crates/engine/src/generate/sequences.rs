@@ -1,7 +1,6 @@
 //! What a server needs of a model's state: several sequences that grow side by side.
 
-use crate::session::{Part, SequenceId, Session, Verdict};
-use serde::Serialize;
+use crate::session::{Finding, Part, SequenceId, Session};
 use std::fmt::Debug;
 
 /// Bytes of a cache.
@@ -13,15 +12,17 @@ pub struct CacheBytes {
     pub host: u64,
     /// Most in both.
     pub most: u64,
+    /// Copied from host to device memory so far, to be attended there.
+    pub streamed: u64,
 }
 
 /// The CPU's share of the cells in host memory, as it is now.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GateNow {
     /// The share of the present token.
     pub share: f64,
-    /// What was found, if enough was measured.
-    pub verdict: Option<Verdict>,
+    /// What was found and what that rests on, if enough was measured.
+    pub finding: Option<Finding>,
 }
 
 /// Sequences of tokens, computed side by side. What comes of one does not depend on the others.
@@ -83,13 +84,14 @@ impl Sequences for Session<'_> {
             device: spread.device_bytes,
             host: spread.host_bytes,
             most: self.kv_bytes(),
+            streamed: self.streamed_bytes(),
         }
     }
 
     fn gate(&self) -> Option<GateNow> {
         let share = self.gate_share()?;
-        let verdict = self.gate_verdict();
-        Some(GateNow { share, verdict })
+        let finding = self.gate_finding();
+        Some(GateNow { share, finding })
     }
 
     fn growth_bytes(&self, sequence: SequenceId, tokens: usize) -> u64 {

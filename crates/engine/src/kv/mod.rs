@@ -226,6 +226,11 @@ impl<B: Backend> Cache<B> {
         self.stage.slots()
     }
 
+    /// Bytes that were streamed to the staging slots so far.
+    pub(crate) fn streamed_bytes(&self) -> u64 {
+        self.stage.copied_bytes()
+    }
+
     /// There are so many slots instead, before any is used.
     pub(crate) fn set_slots(&mut self, slots: usize) {
         self.stage = Stage::new(slots);

@@ -38,6 +38,8 @@ pub(super) struct Stage {
     /// There are so many, and so many of them may be used.
     slots: usize,
     used: usize,
+    /// Copied so far.
+    copied_bytes: u64,
 }
 
 /// Layers that stream, by their bytes in a slab.
@@ -55,6 +57,11 @@ impl Stage {
 
     pub(super) fn slots(&self) -> usize {
         self.slots
+    }
+
+    /// What was copied so far.
+    pub(super) fn copied_bytes(&self) -> u64 {
+        self.copied_bytes
     }
 
     /// Uses only the first so many slots, at least one if there are any. Only between two steps.
@@ -155,7 +162,7 @@ impl Stage {
 
     /// Begins to copy pieces of one layer to slots one behind the other.
     fn copy<B: Backend>(
-        &self,
+        &mut self,
         backend: &mut B,
         store: &Store<B>,
         layers: &Layers,
@@ -168,6 +175,7 @@ impl Stage {
         let from = |key: &Key| store.host(key.id).expect("the tail is in host memory");
         let from: Vec<&B::HostSlab> = keys.iter().map(from).collect();
         backend.stage(&from, layers[*layer].clone(), first_slot);
+        self.copied_bytes += (keys.len() * layers[*layer].len()) as u64;
     }
 
     fn after(&self, layer: usize, at: usize) -> (usize, usize) {

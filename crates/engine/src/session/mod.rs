@@ -531,6 +531,11 @@ impl<'m> Session<'m> {
         on!(&self.run, run => run.gate.as_ref().map(Gate::share))
     }
 
+    /// Bytes of cells that were streamed to the device so far.
+    pub fn streamed_bytes(&self) -> u64 {
+        on!(&self.run, run => run.cache.streamed_bytes())
+    }
+
     /// Where the cells that are there lie now.
     pub fn spread(&self) -> Spread {
         on!(&self.run, run => run.cache.spread())

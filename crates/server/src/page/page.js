@@ -387,13 +387,22 @@ const showStatus = (status) => {
     rates = rates.slice(-120);
     $('rate').textContent = rates.at(-1).toFixed(1);
     const most = Math.max(1, ...rates);
-    const points = rates.map((rate, i) => `${(i + 120 - rates.length) * 240 / 119},${46 - 44 * rate / most}`).join(' ');
-    const line = document.createElementNS('http://www.w3.org/2000/svg', 'polyline');
-    line.setAttribute('points', points);
-    $('spark').replaceChildren(line);
+    const xOf = (i) => (i + 120 - rates.length) * 240 / 119;
+    const points = rates.map((rate, i) => `${xOf(i)},${46 - 44 * rate / most}`).join(' ');
+    const shape = (name, points) => {
+      const element = document.createElementNS('http://www.w3.org/2000/svg', name);
+      element.setAttribute('points', points);
+      return element;
+    };
+    $('spark').replaceChildren(shape('polygon', `${xOf(0)},48 ${points} 240,48`), shape('polyline', points));
     const cpu = status.cpu_s === null ? null : (status.cpu_s - before.status.cpu_s) / seconds;
+    const link = (status.kv.streamed_bytes - before.status.kv.streamed_bytes) / seconds;
+    const linkMost = plan?.rates?.bw_eff_gb_s;
+    const { generated, decode_s: decode } = status.tokens;
+    $('measured').textContent = decode > 0 ? `measured for each answer: ${(generated / decode).toFixed(1)}` : '';
     list($('machine'), [
       ['prompt tokens a second', of('prompt').toFixed(1)],
+      ...(plan?.layout?.host_bytes > 0 && linkMost ? [['link to fast memory', `${(link / 1e9).toFixed(2)} of ${linkMost.toFixed(1)} GB/s`]] : []),
       ...(cpu === null ? [] : [['processors in use', `${cpu.toFixed(1)} of ${status.threads}`]]),
       ...(status.resident_bytes === null ? [] : [['resident memory', size(status.resident_bytes)]]),
       ['context', `${status.n_ctx} tokens`],
@@ -423,6 +432,7 @@ const showStatus = (status) => {
       ['share now', gate.share.toFixed(2)],
       ['verdict', gate.verdict === null ? 'measuring' : gate.verdict.shares ? 'worth having' : 'not worth having'],
       ...(gate.verdict ? [['best share', gate.verdict.amount.toFixed(2)]] : []),
+      ...(gate.ratios?.length ? [['time with it over without', gate.ratios.slice(-4).map((r) => r.toFixed(2)).join(', ')]] : []),
     ]);
     $('gate-note').textContent = 'The CPU attends this part of the cells in host memory, if that is faster than to copy them.';
   } else {

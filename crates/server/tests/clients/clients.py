@@ -113,7 +113,8 @@ def with_openai():
 def with_anthropic():
     client = anthropic.Anthropic(base_url=URL, api_key="none", max_retries=0)
     model = openai.OpenAI(base_url=URL + "/v1", api_key="none").models.list().data[0].id
-    common = dict(model=model, max_tokens=60, temperature=0)
+    # Its temperature is the server's.
+    common = dict(model=model, max_tokens=60)
     talk = [{"role": "user", "content": "My name is Ada. Say hello."}]
     first = client.messages.create(system="Be short.", messages=talk, **common)
     assert first.content[0].type == "text" and first.stop_reason in ("end_turn", "max_tokens"), first
@@ -140,6 +141,11 @@ def with_anthropic():
         {"type": "tool_result", "tool_use_id": call.id, "content": "21 C, sunny"}]}]
     assert client.messages.create(messages=talk, tools=tools, **common).content
     done("anthropic: tools")
+
+    formed = client.messages.create(messages=[{"role": "user", "content": "Invent a person."}], **common, output_config={
+        "format": {"type": "json_schema", "schema": PERSON}})
+    assert set(json.loads(formed.content[0].text)) == {"name", "age"}, formed
+    done("anthropic: JSON of a schema")
 
     counted = client.messages.count_tokens(model=model, messages=asked["messages"])
     assert counted.input_tokens > 5

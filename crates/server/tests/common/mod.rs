@@ -148,6 +148,7 @@ impl Sequences for Alphabet {
             device: self.held.values().map(|h| h.tokens.len() as u64).sum(),
             host: 0,
             most: self.cells as u64,
+            streamed: 0,
         }
     }
 

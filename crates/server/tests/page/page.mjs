@@ -121,6 +121,32 @@ try {
   assert.deepEqual(await run("JSON.parse(localStorage.getItem('spillgate.settings'))"), { temperature: 0.5, max_tokens: 5 });
   done('settings are kept');
 
+  // A long text, so that the monitor has something to show.
+  const leaving = new AbortController();
+  const long = fetch(`${url}/v1/completions`, {
+    method: 'POST',
+    headers: { 'Content-Type': 'application/json' },
+    body: JSON.stringify({ prompt: 'The miller opens the gate of the lock. '.repeat(330), max_tokens: 4000, stream: true }),
+    signal: leaving.signal,
+  });
+  const response = await long;
+  assert.equal(response.status, 200);
+  (async () => { for await (const _ of response.body) { /* until it is left */ } })().catch(() => {});
+  const status = async () => (await fetch(`${url}/v1/status`)).json();
+  let now = await status();
+  const generatedBefore = now.tokens.generated;
+  for (let i = 0; i < 600 && now.tokens.generated < generatedBefore + 40; i++) {
+    await sleep(200);
+    now = await status();
+  }
+  assert.ok(now.kv.host_bytes > 0 && now.gate, 'cells have spilled');
+  await run("document.getElementById('tab-monitor').click()");
+  await sleep(6000);
+  assert.ok(await run("Number(document.getElementById('rate').textContent) > 0"), 'tokens are counted');
+  assert.ok(await run("document.getElementById('memory').textContent.includes('KV tail in use')"), 'the tail is shown');
+  assert.ok(await run("document.getElementById('gate').textContent.includes('share now')"), 'the gate is shown');
+  done('the monitor follows an answer that spills');
+
   for (const [name, width, height, mobile] of [['desktop', 1200, 800, false], ['phone', 390, 780, true]]) {
     await size(width, height, mobile);
     for (const colours of ['light', 'dark']) {
@@ -136,6 +162,7 @@ try {
       assert.ok(wide <= 0, `${name}: ${wide} pixels too wide`);
     }
   }
+  leaving.abort();
   done('chat and monitor, light and dark, desktop and phone');
   assert.deepEqual(problems, []);
   done('no error in the console');

@@ -8,7 +8,8 @@ model=${1:-smollm2}
 program=${2:-target/release/spillgate}
 chromium=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || command -v google-chrome)}
 log=$(mktemp)
-"$program" serve "$model" --port 0 --temp 0 --json > "$log" &
+# So little memory that cells spill and the CPU has a share, so that the monitor has something to show.
+"$program" serve "$model" --port 0 --temp 0 --ctx 8192 --device-mem 150 --parallel 4 --json > "$log" &
 server=$!
 trap 'kill "$server" 2>/dev/null; wait "$server" 2>/dev/null; rm -f "$log"' EXIT
 for _ in $(seq 600); do

@@ -328,22 +328,7 @@ fn attend_to(
             SCRATCH.with_borrow_mut(|scratch| {
                 scratch.prepare(&rows, q);
                 resume(&rows, scratch);
-                let mut open = opened;
-                let mut after = 0;
-                for part in spans.chunk_by(|a, b| a.group() == b.group()) {
-                    after += part.len();
-                    let goes_on = open == Some(part[0].group());
-                    if !goes_on {
-                        let (total, group) = (&mut scratch.total, &scratch.group);
-                        merge(isa, rows.count(), shape.c_v, total, group);
-                    }
-                    open = Some(part[0].group());
-                    let next = spans.get(after).map(|span| Next {
-                        span: *span,
-                        head: rows.head,
-                    });
-                    attend_spans(&rows, q, part, next, goes_on, scratch);
-                }
+                attend_rows(&rows, q, spans, opened, scratch);
                 leave(&rows, scratch);
             });
         });
@@ -409,6 +394,98 @@ fn attend_to(
             leave(&rows, scratch);
         });
     });
+}
+
+/// A token of a sequence of its own.
+#[derive(Debug, Clone, Copy)]
+pub struct Lone<'a> {
+    /// Its row of queries and outputs.
+    pub row: usize,
+    /// Its position in its sequence.
+    pub position: usize,
+    /// The sequence's cells.
+    pub spans: &'a [Span<'a>],
+}
+
+/// [`attend`] for some tokens of `q` `[T, heads, C]`, each of a sequence of its own, in one fork. The other tokens' rows of `out`
+/// `[T, heads, C]` stay as they are.
+///
+/// # Panics
+/// If lengths do not agree.
+pub fn attend_each(
+    pool: &Pool,
+    isa: Isa,
+    shape: &KvShape,
+    params: &Params<'_>,
+    q: &[f32],
+    tokens: &[Lone<'_>],
+    out: &mut [f32],
+) {
+    assert_eq!(params.heads % shape.heads, 0, "query heads a KV head");
+    let (row_q, row_out) = (params.heads * shape.c_k, params.heads * shape.c_v);
+    for (i, token) in tokens.iter().enumerate() {
+        let is_there = token.row < (q.len() / row_q).min(out.len() / row_out);
+        let is_own = tokens[..i].iter().all(|other| other.row != token.row);
+        assert!(is_there && is_own, "a row of its own");
+    }
+    let gqa = params.heads / shape.heads;
+    let out = Shared::new(out);
+    pool.run(tokens.len() * shape.heads, |item| {
+        let token = &tokens[item / shape.heads];
+        let rows = Rows {
+            shape: *shape,
+            params: *params,
+            isa,
+            first: 0,
+            tokens: 1,
+            head: item % shape.heads,
+            gqa,
+            position: token.position,
+        };
+        let q = &q[token.row * row_q..][..row_q];
+        let spans = seen(token.spans, params, token.position, 1);
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.prepare(&rows, q);
+            scratch.total.clear();
+            scratch.group.clear();
+            attend_rows(&rows, q, spans, None, scratch);
+            let (total, group) = (&mut scratch.total, &scratch.group);
+            merge(isa, rows.count(), shape.c_v, total, group);
+            for r in 0..rows.count() {
+                let (_, head) = rows.token_head(r);
+                let at = token.row * row_out + head * shape.c_v;
+                // SAFETY: each row and head belongs to one work item.
+                let out = unsafe { out.part(at, shape.c_v) };
+                finish(&rows, r, total, out);
+            }
+        });
+    });
+}
+
+/// Attends rows over all their spans, group by group; `opened` is the group that `scratch` has begun.
+fn attend_rows(
+    rows: &Rows<'_>,
+    q: &[f32],
+    spans: &[Span<'_>],
+    opened: Option<usize>,
+    scratch: &mut Scratch,
+) {
+    let mut open = opened;
+    let mut after = 0;
+    for part in spans.chunk_by(|a, b| a.group() == b.group()) {
+        after += part.len();
+        let goes_on = open == Some(part[0].group());
+        if !goes_on {
+            let (total, group) = (&mut scratch.total, &scratch.group);
+            merge(rows.isa, rows.count(), rows.shape.c_v, total, group);
+        }
+        open = Some(part[0].group());
+        let next = spans.get(after).map(|span| Next {
+            span: *span,
+            head: rows.head,
+        });
+        attend_spans(rows, q, part, next, goes_on, scratch);
+    }
 }
 
 /// The spans with cells that one of `tokens` tokens from `position` on sees.

@@ -317,6 +317,51 @@ fn removed_cells_are_not_attended() {
 }
 
 #[test]
+fn tokens_of_several_sequences_get_what_each_gets_alone() {
+    for (ty, window, sinks) in [
+        (KvType::F16, None, false),
+        (KvType::Q8_0, Some(300), true),
+        (KvType::Q4_0, None, true),
+    ] {
+        let shape = KvShape::new(2, 64, 32, ty, ty).unwrap();
+        let mut case = Case::new(shape, 3, 1500, window, None, sinks, 21);
+        case.holes = vec![40..700];
+        let want = case.run(Isa::best(), 1, 1500);
+        // Positions of one text stand for sequences; their rows are in another order, and one row is nobody's.
+        let positions = [1499, 0, 255, 256, 1024];
+        let rows = [5, 0, 3, 1, 2];
+        let (row_q, row_out) = (case.heads * shape.c_k, case.heads * shape.c_v);
+        let mut q = vec![f32::NAN; 6 * row_q];
+        for (position, row) in positions.iter().zip(rows) {
+            q[row * row_q..][..row_q].copy_from_slice(&case.q[position * row_q..][..row_q]);
+        }
+        let spans = positions.map(|position| case.spans(position + 1));
+        let tokens: Vec<Lone<'_>> = (0..positions.len())
+            .map(|i| Lone {
+                row: rows[i],
+                position: positions[i],
+                spans: &spans[i],
+            })
+            .collect();
+        for isa in Isa::available() {
+            let pool = Pool::new(3, Pinning::Free).unwrap();
+            let mut out = vec![7.0; 6 * row_out];
+            attend_each(&pool, isa, &shape, &case.params(), &q, &tokens, &mut out);
+            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            for (position, row) in positions.iter().zip(rows) {
+                let got = bits(&out[row * row_out..][..row_out]);
+                assert_eq!(
+                    got,
+                    want[position * row_out..][..row_out],
+                    "{isa}: {position}"
+                );
+            }
+            assert!(out[4 * row_out..][..row_out].iter().all(|&x| x == 7.0));
+        }
+    }
+}
+
+#[test]
 fn long_pasts_split_over_threads_give_the_same_bits() {
     // One KV head leaves 3 threads too few groups, so that blocks are spread; of four heads groups are.
     for (heads, window, what) in [

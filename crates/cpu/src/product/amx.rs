@@ -139,7 +139,7 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
             let mut n = 0;
             for (chunk, slot) in pair.iter_mut().zip(slots.clone()) {
                 let mut blocks = TileBlocks::new(w, group.start + slot);
-                n = chunk.unpack::<U>(&mut blocks, first);
+                n = chunk.unpack::<U, true>(&mut blocks, first);
                 lower_codes(&mut chunk.q[..n], U::BIAS as u8);
             }
             for tt in (0..token_tiles).step_by(2) {

@@ -92,9 +92,9 @@ pub(super) fn tiles32<U: Unpack32>(
         let mut blocks = TileBlocks::new(w, tile);
         let out = Out::new(w, tile, out);
         for first in (0..w.blocks()).step_by(CHUNK32) {
-            let n = chunk.unpack::<U>(&mut blocks, first);
+            let n = chunk.unpack::<U, false>(&mut blocks, first);
             by_tokens!(acts.tokens(), |t, N| tokens32::<U, N>(
-                &chunk, first, n, acts, t, out
+                &blocks, &chunk, first, n, acts, t, out
             ));
         }
     }
@@ -103,6 +103,7 @@ pub(super) fn tiles32<U: Unpack32>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
 fn tokens32<U: Unpack32, const N: usize>(
+    blocks: &TileBlocks<'_>,
     chunk: &Chunk32,
     first: usize,
     n: usize,
@@ -115,6 +116,9 @@ fn tokens32<U: Unpack32, const N: usize>(
     let q_base = array!([0; N], |j| acts.q_base(t + j));
     let d_base = array!([0; N], |j| acts.d_base(t + j));
     for b in 0..n {
+        if t == 0 {
+            blocks.ahead::<1>(first + b, 0);
+        }
         let k = (first + b) * 32 * height;
         let a = array!([&[0i8; 32]; N], |j| {
             acts.q[q_base[j] + k..][..32].try_into().expect("32 codes")

@@ -71,16 +71,18 @@ impl Chunk32 {
         }
     }
 
-    /// Unpacks blocks `first ..` of a tile, returns how many.
+    /// Unpacks blocks `first ..` of a tile, returns how many. `FETCHES`: and fetches what lies some way behind them.
     #[inline(always)]
-    pub(super) fn unpack<U: Unpack32>(
+    pub(super) fn unpack<U: Unpack32, const FETCHES: bool>(
         &mut self,
         blocks: &mut TileBlocks<'_>,
         first: usize,
     ) -> usize {
         let n = CHUNK32.min(blocks.w.blocks() - first);
         for i in 0..n {
-            blocks.ahead::<1>(first + i, 0);
+            if FETCHES {
+                blocks.ahead::<1>(first + i, 0);
+            }
             let block = blocks.block(first + i);
             U::codes(block, &mut self.q[i]);
             U::scales(block, &mut self.d[i]);

@@ -254,6 +254,17 @@ pub(crate) trait Backend: Debug + Sized {
         step: Step,
         out: &mut Self::Array,
     );
+    /// The same for several sequences of a step, each with one token and all its spans in device memory.
+    fn attend_each(
+        &mut self,
+        sequences: &[(Attending<'_>, Vec<Placed<'_, Self>>)],
+        q: &Self::Array,
+        out: &mut Self::Array,
+    ) {
+        for (attending, spans) in sequences {
+            self.attend(attending, q, spans, Step::ONLY, out);
+        }
+    }
     /// The way out of attention: the product of `attended` `[T, H, C]`, which is first rotated back if V was rotated.
     fn leave(
         &mut self,

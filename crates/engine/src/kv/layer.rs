@@ -1,6 +1,6 @@
 //! What a layer does with its cells: it stores new ones, and attends all.
 
-use super::together::attending;
+use super::together::{Part, attending};
 use super::{Cache, LayerAt, Lies, Reached};
 use crate::backend::{At, Backend, CELLS, GROUP, Placed, Step, Turn};
 
@@ -65,9 +65,56 @@ impl<B: Backend> Cache<B> {
         q: &B::Array,
         out: &mut B::Array,
     ) {
-        for part in 0..self.work.len() {
-            self.attend_part(backend, part, layer, q, out);
+        let is_lone = |part: &Part| self.is_lone(part, layer);
+        let lone = self.work.iter().filter(|part| is_lone(part)).count();
+        if lone < 2 {
+            for part in 0..self.work.len() {
+                self.attend_part(backend, part, layer, q, out);
+            }
+            return;
         }
+        for part in 0..self.work.len() {
+            if !self.is_lone(&self.work[part], layer) {
+                self.attend_part(backend, part, layer, q, out);
+            }
+        }
+        self.attend_lone(backend, layer, q, out);
+    }
+
+    /// Whether a part of the step is one token, whose cells of a layer are all in device memory.
+    fn is_lone(&self, part: &Part, layer: usize) -> bool {
+        let is_there = |span: &Reached| span.lies == Lies::Device;
+        part.taking.tokens == 1
+            && (self.layers[layer].windowed
+                || self.full_spans[part.full.clone()].iter().all(is_there))
+    }
+
+    /// Attends those at once.
+    fn attend_lone(&self, backend: &mut B, layer: usize, q: &B::Array, out: &mut B::Array) {
+        let LayerAt { windowed, at, .. } = &self.layers[layer];
+        let (store, all, window) = if *windowed {
+            (&self.ring, &self.ring_spans, self.window)
+        } else {
+            (&self.full, &self.full_spans, None)
+        };
+        let placed = |part: &Part| -> Vec<Placed<'_, B>> {
+            let range = if *windowed { &part.ring } else { &part.full };
+            let spans = all[range.clone()].iter();
+            let placed = spans.map(|span| Placed {
+                index: span.block,
+                cells: span.cells,
+                at: At::Device(store.device(span.id).expect("in device memory")),
+            });
+            placed.collect()
+        };
+        let lone = self.work.iter().filter(|part| self.is_lone(part, layer));
+        let lone: Vec<_> = lone
+            .map(|part| {
+                let attending = attending(part, layer, window, &self.shape, at);
+                (attending, placed(part))
+            })
+            .collect();
+        backend.attend_each(&lone, q, out);
     }
 
     fn attend_part(

@@ -9,7 +9,7 @@ use crate::experts::Store;
 use crate::model::rope::Frequencies;
 use crate::model::{Linear, Mixture, Model, Shared, Vector};
 use cpu::acts::Acts;
-use cpu::attention::{KvShape, Params, Partials, Span, Step, append, attend};
+use cpu::attention::{KvShape, Lone, Params, Partials, Span, Step, append, attend, attend_each};
 use cpu::mem::{Buffer, OutOfMemory};
 use cpu::mixture::{InMemory, Mixer, Pools, Shape as MixtureShape};
 use cpu::product::{Operand, Task, products};
@@ -396,33 +396,14 @@ impl Backend for Cpu<'_> {
         let (model, c) = (self.model, self.model.config());
         let Attending {
             shape,
-            at,
-            window,
             position,
             row,
             tokens,
-            layer,
             ..
         } = *attending;
         let rows = |size: usize| row * size..(row + tokens) * size;
-        let params = Params {
-            heads: c.heads,
-            scale: c.attention_scale,
-            soft_cap: c.attention_soft_cap,
-            window,
-            sinks: model.layers[layer].sinks.as_deref(),
-        };
-        let spans: Vec<Span<'_>> = spans
-            .iter()
-            .map(|span| Span {
-                index: span.index,
-                cells: span.cells,
-                bytes: match &span.at {
-                    At::Device(slab) | At::Host(slab) => &slab[at.clone()],
-                    At::Staged(slot) => &self.slots[*slot][..at.len()],
-                },
-            })
-            .collect();
+        let params = params(model, attending);
+        let spans = bytes_of(&self.slots, attending.at, spans);
         attend(
             &model.pool,
             model.isa,
@@ -434,6 +415,48 @@ impl Backend for Cpu<'_> {
             step,
             &mut self.partials,
             &mut out[rows(c.heads * c.head_v)],
+        );
+    }
+
+    fn attend_each(
+        &mut self,
+        sequences: &[(Attending<'_>, Vec<Placed<'_, Self>>)],
+        q: &Buffer<f32>,
+        out: &mut Buffer<f32>,
+    ) {
+        let (model, slots) = (self.model, &self.slots);
+        let Some((first, _)) = sequences.first() else {
+            return;
+        };
+        // Where sequences give threads too little to share, each is spread over all of them.
+        if sequences.len() * first.shape.heads < LONE_ITEMS_A_THREAD * model.pool.threads() {
+            for (attending, spans) in sequences {
+                self.attend(attending, q, spans, Step::ONLY, out);
+            }
+            return;
+        }
+        let spans: Vec<Vec<Span<'_>>> = sequences
+            .iter()
+            .map(|(attending, spans)| bytes_of(slots, attending.at, spans))
+            .collect();
+        let tokens: Vec<Lone<'_>> = sequences
+            .iter()
+            .zip(&spans)
+            .map(|((attending, _), spans)| Lone {
+                row: attending.row,
+                position: attending.position,
+                spans,
+            })
+            .collect();
+        let params = params(model, first);
+        attend_each(
+            &model.pool,
+            model.isa,
+            first.shape,
+            &params,
+            q,
+            &tokens,
+            out,
         );
     }
 
@@ -626,6 +649,39 @@ impl Backend for Cpu<'_> {
     fn finish(&mut self) -> Result<(), Error> {
         Ok(())
     }
+}
+
+/// Heads of sequences a thread, from which on each is one thread's.
+const LONE_ITEMS_A_THREAD: usize = 3;
+
+/// What a layer's attention is, beside its cells.
+fn params<'m>(model: &'m Model, attending: &Attending<'_>) -> Params<'m> {
+    let c = model.config();
+    Params {
+        heads: c.heads,
+        scale: c.attention_scale,
+        soft_cap: c.attention_soft_cap,
+        window: attending.window,
+        sinks: model.layers[attending.layer].sinks.as_deref(),
+    }
+}
+
+/// Where spans of a layer are.
+fn bytes_of<'a>(
+    slots: &'a [Buffer<u8>],
+    at: &Range<usize>,
+    spans: &[Placed<'a, Cpu<'_>>],
+) -> Vec<Span<'a>> {
+    let bytes = |span: &Placed<'a, Cpu<'_>>| match span.at {
+        At::Device(slab) | At::Host(slab) => &slab[at.clone()],
+        At::Staged(slot) => &slots[slot][..at.len()],
+    };
+    let spans = spans.iter().map(|span| Span {
+        index: span.index,
+        cells: span.cells,
+        bytes: bytes(span),
+    });
+    spans.collect()
 }
 
 /// Adds row `t` of what a half of a layer gave to a row of the residual stream. `normed` is work space.

@@ -47,6 +47,8 @@ pub struct Metrics {
     generated_tokens: AtomicU64,
     prompt_us: AtomicU64,
     decode_us: AtomicU64,
+    /// Tokens of answers that have ended, beside their first.
+    decoded_tokens: AtomicU64,
     /// Not cumulative; the last class has no bound.
     ttft: [AtomicU64; TTFT_MS.len() + 1],
     ttft_us: AtomicU64,
@@ -80,7 +82,8 @@ pub struct Counts {
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub generated_tokens: u64,
-    /// Time from the first token of answers to their last.
+    /// Tokens of answers that have ended, beside their first, and the time that they took.
+    pub decoded_tokens: u64,
     pub decode_s: f64,
     /// Requests with an answer, and the others that came to their turn.
     pub done: u64,
@@ -111,6 +114,7 @@ impl Metrics {
             prompt_tokens: get(&self.prompt_tokens),
             cached_tokens: get(&self.cached_tokens),
             generated_tokens: get(&self.generated_tokens),
+            decoded_tokens: get(&self.decoded_tokens),
             decode_s: get(&self.decode_us) as f64 / 1e6,
             done,
             ended_early: all - done,
@@ -152,6 +156,8 @@ impl Metrics {
     pub fn count_timing(&self, timing: &Timing) {
         add(&self.prompt_us, us(timing.prompt_s));
         add(&self.decode_us, us(timing.decode_s));
+        let decoded = timing.generated_tokens.saturating_sub(1);
+        add(&self.decoded_tokens, decoded as u64);
         if timing.generated_tokens > 0 {
             let ms = timing.ttft_s * 1e3;
             let class = TTFT_MS.iter().position(|&bound| ms <= bound as f64);

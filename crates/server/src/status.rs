@@ -28,6 +28,7 @@ pub fn json(state: &State) -> Value {
             "prompt": counts.prompt_tokens,
             "cached": counts.cached_tokens,
             "generated": counts.generated_tokens,
+            "decoded": counts.decoded_tokens,
             "decode_s": counts.decode_s,
         },
         "kv": {

@@ -398,8 +398,8 @@ const showStatus = (status) => {
     const cpu = status.cpu_s === null ? null : (status.cpu_s - before.status.cpu_s) / seconds;
     const link = (status.kv.streamed_bytes - before.status.kv.streamed_bytes) / seconds;
     const linkMost = plan?.rates?.bw_eff_gb_s;
-    const { generated, decode_s: decode } = status.tokens;
-    $('measured').textContent = decode > 0 ? `measured for each answer: ${(generated / decode).toFixed(1)}` : '';
+    const { decoded, decode_s: decode } = status.tokens;
+    $('measured').textContent = decode > 0 ? `measured for each answer so far: ${(decoded / decode).toFixed(1)}` : '';
     list($('machine'), [
       ['prompt tokens a second', of('prompt').toFixed(1)],
       ...(plan?.layout?.host_bytes > 0 && linkMost ? [['link to fast memory', `${(link / 1e9).toFixed(2)} of ${linkMost.toFixed(1)} GB/s`]] : []),

@@ -95,6 +95,16 @@ def with_openai():
     assert set(json.loads(formed.output_text)) == {"name", "age"}
     done("openai: responses")
 
+    texts = ["The river rises after the rain.", "After rainfall the river gets higher.", "def add(a, b): return a + b"]
+    embedded = client.embeddings.create(model=model, input=texts)
+    vectors = [one.embedding for one in embedded.data]
+    dot = lambda a, b: sum(x * y for x, y in zip(a, b))
+    assert all(abs(dot(v, v) - 1) < 1e-4 for v in vectors) and embedded.usage.prompt_tokens > 15, embedded.usage
+    assert dot(vectors[0], vectors[1]) > dot(vectors[0], vectors[2]), [dot(vectors[0], v) for v in vectors]
+    alone = client.embeddings.create(model=model, input=texts[1], encoding_format="float", dimensions=16).data[0].embedding
+    assert len(alone) == 16
+    done("openai: embeddings")
+
     text = client.completions.create(model=model, prompt="Once upon a time", max_tokens=8, logprobs=1, temperature=0)
     assert text.choices[0].text and text.choices[0].logprobs.tokens
     for wrong, error in [

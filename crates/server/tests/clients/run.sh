@@ -21,7 +21,7 @@ fi
 cp "$here/clients.mjs" "$clients/clients.mjs"
 
 log=$(mktemp)
-"$program" serve "$model" --port 0 --temp 0 --json > "$log" &
+"$program" serve "$model" --port 0 --temp 0 --pooling mean --json > "$log" &
 server=$!
 trap 'kill "$server" 2>/dev/null; wait "$server" 2>/dev/null; rm -f "$log"' EXIT
 for _ in $(seq 600); do

@@ -135,7 +135,7 @@ try {
   const status = async () => (await fetch(`${url}/v1/status`)).json();
   let now = await status();
   const generatedBefore = now.tokens.generated;
-  for (let i = 0; i < 600 && now.tokens.generated < generatedBefore + 40; i++) {
+  for (let i = 0; i < 900 && now.tokens.generated < generatedBefore + 40; i++) {
     await sleep(200);
     now = await status();
   }

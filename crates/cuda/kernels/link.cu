@@ -21,14 +21,13 @@ __device__ __forceinline__ unsigned long long fresh(const unsigned long long* at
 }  // namespace
 
 // Copies n words of 8 bytes from host memory, and stores the list's length. One thread block; the first words are on their way while the
-// kernel ahead still reads the old list.
+// kernel ahead still reads the old list. The kernel behind reads the new one before it waits, so it does not start until this has ended.
 extern "C" __global__ void __launch_bounds__(THREADS) send(const unsigned long long* from, unsigned long long* to, int n, uint32_t* length_to,
                                                           uint32_t length) {
     int i = threadIdx.x;
     unsigned long long first = 0;
     if (i < n) first = fresh(from + i);
     wait_for_previous();
-    let_next_start();
     if (i == 0) *length_to = length;
     if (i < n) to[i] = first;
     for (i += THREADS; i < n; i += THREADS) to[i] = fresh(from + i);

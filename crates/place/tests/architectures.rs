@@ -301,7 +301,7 @@ fn a_devices_work_space_and_padding() {
         .tensor("blk.0.attn_q.weight", "Q8_0", &[4096, 4096])
         .tensor("blk.0.attn_norm.weight", "F32", &[4096])
         .model();
-    let work = device_work_bytes(&model, 4096, 512).unwrap();
+    let work = device_work_bytes(&model, 4096, 512, 1).unwrap();
     let activations = 4 * 512 * (4 * 4096 + 4096 + 1024 + 1024 + 4096 + 2 * 14_336);
     assert_eq!(work.activations, activations);
     let values = 1024 * 14_336;
@@ -315,13 +315,19 @@ fn a_devices_work_space_and_padding() {
     assert_eq!(work.scratch, scratch);
     assert_eq!(work.logits, 4 * (2 * 8 * 4096 + 8 * 100_000));
     assert_eq!(work.total, activations + scratch + work.logits);
+    // Lists of every sequence, up to 8.
+    for (n_seq, lists) in [(3, 2), (8, 7), (9, 7)] {
+        let work_of_some = device_work_bytes(&model, 4096, 512, n_seq).unwrap();
+        let more = lists * 32 * (32 * 33 + 8);
+        assert_eq!(work_of_some.scratch, scratch + more, "{n_seq}");
+    }
     // More of either never takes less, and a chunk is no longer than the context.
     for (n_ctx, n_ubatch) in [(4096, 513), (4352, 512)] {
-        assert!(device_work_bytes(&model, n_ctx, n_ubatch).unwrap().total > work.total);
+        assert!(device_work_bytes(&model, n_ctx, n_ubatch, 1).unwrap().total > work.total);
     }
-    let short = device_work_bytes(&model, 100, 512).unwrap();
-    assert_eq!(short, device_work_bytes(&model, 100, 100).unwrap());
-    assert!(device_work_bytes(&model, 0, 1).is_err());
+    let short = device_work_bytes(&model, 100, 512, 1).unwrap();
+    assert_eq!(short, device_work_bytes(&model, 100, 100, 1).unwrap());
+    assert!(device_work_bytes(&model, 0, 1, 1).is_err());
     // 425000 KiB and 4 KiB, in pages of 2 MiB: 416 MiB; 17 MiB and 4 KiB: 18 MiB; a norm is small.
     let padding = (416 << 20) - 100_000 * 4352 + (18 << 20) - 4096 * 4352;
     assert_eq!(model.weights.device_padding, padding);

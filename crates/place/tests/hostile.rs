@@ -183,7 +183,7 @@ proptest! {
             let _ = kv_alloc_bytes(&model, &cache);
             let _ = recurrent_bytes(&model, cache.n_seq, rollback);
             let _ = work_bytes(&model, cache.n_ctx, cache.n_ubatch);
-            let _ = device_work_bytes(&model, cache.n_ctx, cache.n_ubatch);
+            let _ = device_work_bytes(&model, cache.n_ctx, cache.n_ubatch, cache.n_seq);
             let sum: u64 = tensors.iter().map(|t| t.bytes).sum();
             prop_assert_eq!(model.weights.total(), sum);
             prop_assert!(model.layers.len() as u64 <= LAYERS_MAX);

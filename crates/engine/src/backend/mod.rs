@@ -54,7 +54,8 @@ pub(crate) struct Attending<'a> {
     pub(crate) window: Option<usize>,
     /// Position of the first token.
     pub(crate) position: usize,
-    /// The first token's row among those of the step, which may be of several sequences.
+    /// The sequence's number among those of the step, and the row of its first token.
+    pub(crate) part: usize,
     pub(crate) row: usize,
     pub(crate) tokens: usize,
     /// Whether it is one generated token, not a prompt, alone or among others of its step; where a token is [alike](Backend::ALIKE), also several.

@@ -475,6 +475,7 @@ impl<B: Backend> Cache<B> {
             self.plan_part(taking);
             self.work.push(Part {
                 taking: *taking,
+                index: self.work.len(),
                 row,
                 position,
                 full: full..self.full_spans.len(),

@@ -20,6 +20,8 @@ pub(crate) struct Taking {
 #[derive(Debug, Clone)]
 pub(super) struct Part {
     pub(super) taking: Taking,
+    /// Its number.
+    pub(super) index: usize,
     /// The first token's row among those of the step, and its position.
     pub(super) row: usize,
     pub(super) position: usize,
@@ -116,6 +118,7 @@ pub(super) fn attending<'a>(
         at,
         window,
         position: part.position,
+        part: part.index,
         row: part.row,
         tokens: part.taking.tokens,
         generated: part.taking.generated,

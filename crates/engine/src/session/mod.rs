@@ -397,7 +397,7 @@ impl<'m> Session<'m> {
                 let cache = Cache::new(c, shape, n_ctx, n_seq, ubatch, placing);
                 let cpu_shares = cache.slots() > 0 && placing.kv_share > 0.0;
                 let backend = Cuda::new(
-                    model, ordinal, &shape, ubatch, n_ctx, cpu_shares, &transfers,
+                    model, ordinal, &shape, ubatch, n_ctx, n_seq, cpu_shares, &transfers,
                 )?;
                 On::Cuda(Box::new(Run::new(backend, cache, ubatch, &options)?))
             }

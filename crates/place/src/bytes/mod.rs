@@ -16,4 +16,4 @@ pub use cache::{
 pub use device::device_alloc_bytes;
 pub(crate) use device::{device_padding_bytes, device_tensor_bytes};
 pub use kv_type::KvType;
-pub use work::{WorkBytes, carried_bytes, device_work_bytes, work_bytes};
+pub use work::{SEQUENCE_LISTS, WorkBytes, carried_bytes, device_work_bytes, work_bytes};

@@ -99,6 +99,9 @@ pub fn work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<WorkBytes,
     s.total(activations, scratch, logits, s.experts_on_cpu(acts)?)
 }
 
+/// Sequences that have lists of their own on a device; further ones share the last one's.
+pub const SEQUENCE_LISTS: u64 = 8;
+
 /// The same in a device's memory, on the CUDA backend.
 ///
 /// The buffers are those of `engine`'s `session::forward::Work` and `backend::cuda::Cuda::new`. B = 2 ceil(n_ctx / 256) + 1 lists that
@@ -108,7 +111,8 @@ pub fn work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<WorkBytes,
 /// activations  4 * T * (4 D + q + k + v + out + 2 F)             x, normed, delta (twice), q, k, v, attended, gate, up
 /// scratch      2 * (89 / 64 * C * pad256(W) + 4 * 4096)           activations in blocks of 32 and of 256, C = pad16(2 max(T, 8)) columns
 ///            + 132 * (4 * 2 * 128 * 128 + 4 * 8), if C > 16          what thread blocks of products of many columns hand on
-///            + L * (2 * 24 B + 24 + 12 + 8 B + 4)                 lists of each layer's blocks and partial results, with their lengths
+///            + L * (24 B + 24 + 8 + S * (32 B + 8))                lists of each layer's blocks and partial results, with their lengths;
+///                                                                 some of each of S = min(n_seq, 8) sequences
 ///            + 4 * B * H * (2 + C_v)                              partial results of one token
 ///            + 4 * 5 * T * H * (2 + C_v)                          results of a prompt's spans
 ///            + 4 * 2 * 2 * max(T * rope_dims / 2, 1)              cosines and sines, layers without and with a window
@@ -128,7 +132,12 @@ pub fn work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<WorkBytes,
 ///
 /// # Errors
 /// As [`work_bytes`].
-pub fn device_work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<WorkBytes, Error> {
+pub fn device_work_bytes(
+    model: &Model,
+    n_ctx: u64,
+    n_ubatch: u64,
+    n_seq: u64,
+) -> Result<WorkBytes, Error> {
     let s = Sizes::of(model, n_ctx, n_ubatch)?;
     let Sizes { t, w, .. } = &s;
     let activations = product(&[4, *t, s.row])?;
@@ -138,7 +147,8 @@ pub fn device_work_bytes(model: &Model, n_ctx: u64, n_ubatch: u64) -> Result<Wor
     let act_values = product(&[columns, s.widest.next_multiple_of(ACT_BLOCK)])?;
     let acts = sum([product(&[act_values / 64, 89]), Ok(4 * DEVICE_SLACK)])?;
     let spans = 2 * s.blocks + 1;
-    let list = 2 * 24 * spans + 24 + 12 + 8 * spans + 4;
+    let of_sequence = 32 * spans + 8;
+    let list = 24 * spans + 24 + 8 + u128::from(n_seq.clamp(1, SEQUENCE_LISTS)) * of_sequence;
     let scratch = sum([
         product(&[2, acts]),
         Ok(shares),

@@ -164,7 +164,9 @@ impl Needs {
             kv,
             recurrent: recurrent_bytes(model, request.n_seq, 0)?,
             work: match place {
-                Place::Device => device_work_bytes(model, n_ctx, request.n_ubatch)?.total,
+                Place::Device => {
+                    device_work_bytes(model, n_ctx, request.n_ubatch, request.n_seq)?.total
+                }
                 Place::Host | Place::VirtualDevice => {
                     work_bytes(model, n_ctx, request.n_ubatch)?.total
                 }

@@ -15,6 +15,7 @@ use cuda::kernel::Start;
 use cuda::ops::{Angles, RopePairs};
 use cuda::product::Target;
 use cuda::{Acts, Buffer, Outbox, Stream};
+use place::bytes::SEQUENCE_LISTS;
 use quant::act::Passes;
 use std::sync::Arc;
 
@@ -28,10 +29,10 @@ const SPANS_AT_ONCE: usize = 4;
 #[derive(Debug)]
 pub(super) struct Attends {
     kernels: Attention,
-    lists: Vec<Lists>,
+    layers: Vec<LayerLists>,
     partials: Partials,
-    /// The layer in work: its number, its parts, and how many partials they have so far.
-    layer: usize,
+    /// The layer in work, and whose lists are in use: their numbers, the parts, and how many partials they have so far.
+    at: (usize, usize),
     collected: Vec<Part>,
     slots_used: usize,
     spans: Spans,
@@ -44,13 +45,20 @@ pub(super) struct Attends {
 
 /// A layer's lists in device memory. They rarely change, so each layer has its own.
 #[derive(Debug)]
-struct Lists {
-    /// What its attention reads; for a generated token, what of it is read at once with what is in device memory.
-    there: Table,
-    /// What a generated token reads of the staging ring after that.
+struct LayerLists {
+    /// Of the sequences of a step, one after the other; the last of these also that of those for which there are none.
+    sequences: Vec<Lists>,
+    /// What a generated token reads of the staging ring after all else.
     staged: Table,
     /// The block that its cells are written to.
     written: Table,
+}
+
+/// A sequence's.
+#[derive(Debug)]
+struct Lists {
+    /// What its attention reads; for a generated token, what of it is read at once with what is in device memory.
+    there: Table,
     /// What a generated token's partial results are folded from.
     parts: Parts,
     /// The same.
@@ -66,13 +74,15 @@ pub(super) struct Given<'a> {
 }
 
 impl Attends {
-    /// For up to `ubatch` tokens over up to `n_ctx` cells.
+    /// For up to `ubatch` tokens of `n_seq` sequences over up to `n_ctx` cells.
+    #[allow(clippy::too_many_arguments, reason = "what its work space depends on")]
     pub(super) fn new(
         model: &Model,
         stream: &Stream,
         shape: &KvShape,
         ubatch: usize,
         n_ctx: usize,
+        n_seq: usize,
         cpu_shares: bool,
         transfers: &Transfers,
     ) -> Result<Self, Error> {
@@ -97,20 +107,28 @@ impl Attends {
         let lists = |_| {
             Ok(Lists {
                 there: Table::new(stream, blocks)?,
-                staged: Table::new(stream, blocks)?,
-                written: Table::new(stream, 1)?,
                 parts: Parts::new(stream, blocks)?,
                 folded: Vec::new(),
             })
         };
-        let lists = (0..c.n_layer).map(lists);
-        let lists = lists.collect::<Result<_, cuda::Error>>()?;
+        let sequences = n_seq.clamp(1, SEQUENCE_LISTS as usize);
+        let layer = |_| {
+            Ok(LayerLists {
+                sequences: (0..sequences)
+                    .map(lists)
+                    .collect::<Result<_, cuda::Error>>()?,
+                staged: Table::new(stream, blocks)?,
+                written: Table::new(stream, 1)?,
+            })
+        };
+        let layers = (0..c.n_layer).map(layer);
+        let layers = layers.collect::<Result<_, cuda::Error>>()?;
         let spans = Spans::values(&shape, c.heads, ubatch, SPANS_AT_ONCE);
         Ok(Self {
             kernels: Attention::new(device, Target::Best, shape, c.heads)?,
-            lists,
+            layers,
             partials: Partials::new(stream, &shape, c.heads, blocks)?,
-            layer: 0,
+            at: (0, 0),
             collected: Vec::new(),
             slots_used: 0,
             spans: Spans::new(stream, spans)?,
@@ -161,10 +179,11 @@ impl Attends {
                 })
             })
             .collect();
-        let lists = &mut self.lists[attending.layer];
+        let layer = &mut self.layers[attending.layer];
+        let place = attending.part.min(layer.sequences.len() - 1);
         if attending.generated {
             if step.first {
-                self.layer = attending.layer;
+                self.at = (attending.layer, place);
                 self.slots_used = 0;
                 self.collected.clear();
                 let host: Vec<HostSpan> = spans.iter().filter_map(host_span).collect();
@@ -179,9 +198,9 @@ impl Attends {
             }
             let all_staged = over.len() == spans.iter().filter(|s| is_staged(s)).count();
             let table = if all_staged {
-                &mut lists.staged
+                &mut layer.staged
             } else {
-                &mut lists.there
+                &mut layer.sequences[place].there
             };
             self.kernels.decode_over(
                 stream,
@@ -213,7 +232,7 @@ impl Attends {
             self.kernels.prefill_over(
                 stream,
                 &mut self.outbox,
-                &mut lists.there,
+                &mut layer.sequences[place].there,
                 &over,
                 &params,
                 attending.position,
@@ -235,7 +254,8 @@ impl Attends {
             Part::Block { index, .. } => index,
             Part::Group { index, .. } => index * GROUP,
         });
-        let lists = &mut self.lists[self.layer];
+        let (layer, place) = self.at;
+        let lists = &mut self.layers[layer].sequences[place];
         if lists.folded != self.collected {
             lists
                 .parts
@@ -250,6 +270,12 @@ impl Attends {
         Ok(())
     }
 
+    /// The list of what is folded.
+    fn parts(&self) -> &Parts {
+        let (layer, place) = self.at;
+        &self.layers[layer].sequences[place].parts
+    }
+
     /// Folds a generated token's partial results, rotates heads back if asked, and quantises what comes of it in blocks of some size.
     pub(super) fn fold(
         &self,
@@ -262,7 +288,7 @@ impl Attends {
         self.kernels.fold_to(
             given.stream,
             given.start,
-            &self.lists[self.layer].parts,
+            self.parts(),
             &self.partials,
             totals,
             None,
@@ -282,7 +308,7 @@ impl Attends {
         self.kernels.fold_row(
             given.stream,
             given.start,
-            &self.lists[self.layer].parts,
+            self.parts(),
             &self.partials,
             None,
             None,
@@ -338,7 +364,7 @@ impl Attends {
         [q, k, v]: [&mut Buffer<f32>; 3],
     ) -> Result<(), cuda::Error> {
         let block = whole(attending, slab, block);
-        let table = &mut self.lists[attending.layer].written;
+        let table = &mut self.layers[attending.layer].written;
         self.kernels.turn_to(
             given.stream,
             given.start,

@@ -77,14 +77,16 @@ pub(crate) struct Cuda<'m> {
 }
 
 impl<'m> Cuda<'m> {
-    /// Takes work space on the device that a model was loaded to, for up to `ubatch` tokens over up to `n_ctx` cells. `cpu_shares`:
-    /// the CPU attends some of what is in host memory.
+    /// Takes work space on the device that a model was loaded to, for up to `ubatch` tokens of `n_seq` sequences over up to `n_ctx` cells.
+    /// `cpu_shares`: the CPU attends some of what is in host memory.
+    #[allow(clippy::too_many_arguments, reason = "what its work space depends on")]
     pub(crate) fn new(
         model: &'m Model,
         ordinal: usize,
         shape: &KvShape,
         ubatch: usize,
         n_ctx: usize,
+        n_seq: usize,
         cpu_shares: bool,
         transfers: &Transfers,
     ) -> Result<Self, Error> {
@@ -110,7 +112,9 @@ impl<'m> Cuda<'m> {
             acts32,
             acts256,
             ops: Ops::new(&device, Target::Best)?,
-            attends: Attends::new(model, &stream, shape, ubatch, n_ctx, cpu_shares, transfers)?,
+            attends: Attends::new(
+                model, &stream, shape, ubatch, n_ctx, n_seq, cpu_shares, transfers,
+            )?,
             mixtures: Mixtures::new(model, &stream, ubatch)?,
             position: zeros_of(&stream, ubatch)?,
             ids: zeros_of(&stream, ubatch)?,
@@ -463,14 +467,11 @@ impl Backend for Cuda<'_> {
                     .attends
                     .attend(c, given!(b), attending, q, spans, step, out);
             }
-            // It goes with others. One list after another is in the same place, which is read early by what does not wait for what is ahead.
-            let given = Given {
-                start: Start::After,
-                ..given!(b)
-            };
-            b.attends.attend(c, given, attending, q, spans, step, out)?;
+            // It goes with others.
+            b.attends
+                .attend(c, given!(b), attending, q, spans, step, out)?;
             if step.last {
-                b.attends.fold_row(given, attending.row, out)?;
+                b.attends.fold_row(given!(b), attending.row, out)?;
             }
             Ok(())
         });

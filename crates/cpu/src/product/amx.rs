@@ -168,7 +168,8 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
                         }
                         amx::last32(results.0[blocks.len() - 1].as_mut_ptr().cast());
                     }
-                    for (i, acc) in acc.iter_mut().enumerate() {
+                    let used = 2 * (token_tiles - tt).min(2);
+                    for (i, acc) in acc.iter_mut().take(used).enumerate() {
                         let (tt, chunk) = (tts[i / 2], &pair[i % 2 * second]);
                         let mut sums = *acc;
                         for b in blocks.clone() {

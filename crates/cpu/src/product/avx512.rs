@@ -117,7 +117,7 @@ fn tokens32<U: Unpack32, const N: usize>(
     let d_base = array!([0; N], |j| acts.d_base(t + j));
     for b in 0..n {
         if t == 0 {
-            blocks.ahead::<1>(first + b, 0);
+            blocks.ahead_of_chunk(first + b);
         }
         let k = (first + b) * 32 * height;
         let a = array!([&[0i8; 32]; N], |j| {

@@ -1,6 +1,6 @@
 //! A tile's weights, unpacked into the first-level cache: what the quantised kernels multiply.
 
-use crate::mem::fetch_ahead;
+use crate::mem::{fetch_ahead, fetch_behind};
 use quant::lanes::{Minima, RowF32, Run, Scales, Unpack32, Unpack256};
 use quant::product::{CHUNK, has_min};
 use quant::tile::{MAX_BLOCK_BYTES, ROWS, TileMatrix};
@@ -37,6 +37,17 @@ impl<'a> TileBlocks<'a> {
         let start = b * bytes;
         for at in (start + bytes * part / PARTS..start + bytes * (part + 1) / PARTS).step_by(64) {
             fetch_ahead(&self.tile[at..]);
+        }
+    }
+
+    /// Fetches what lies a chunk behind block `b`, and some way behind that: for kernels that unpack a chunk at once, and fetch the next one
+    /// block by block between the products.
+    #[inline(always)]
+    pub(super) fn ahead_of_chunk(&self, b: usize) {
+        let bytes = self.rows * self.w.layout().block_bytes();
+        let start = b * bytes;
+        for at in (start..start + bytes).step_by(64) {
+            fetch_behind(&self.tile[at..], CHUNK32 * bytes);
         }
     }
 

@@ -432,10 +432,10 @@ fn texts_become_vectors_of_length_one() {
         let texts: Vec<String> = (1..8).map(|n| "abcdefghij".repeat(n)).collect();
         let tokens = |text: &str| -> Vec<u32> { text.bytes().map(|b| u32::from(b) + 3).collect() };
         let wanted = |text: &str| -> [f32; 2] {
-            let outputs = tokens(text).into_iter().map(output);
+            let mut outputs = tokens(text).into_iter().map(output);
             let [x, y] = match pooling {
                 Pooling::Mean => outputs.fold([0.0; 2], |a, b| [a[0] + b[0], a[1] + b[1]]),
-                Pooling::Last => outputs.last().unwrap(),
+                Pooling::Last => outputs.next_back().unwrap(),
             };
             let length = x.hypot(y);
             [x / length, y / length]

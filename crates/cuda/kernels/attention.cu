@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(128) turn(float* q, float* k, float
 namespace {
 
 // Entries of a batch, columns and workers of the fold.
-constexpr int BATCH = 256, COLUMNS = 32, WORKERS = 16, FOLD_THREADS = COLUMNS * WORKERS;
+constexpr int BATCH = 256, COLUMNS = 32, WORKERS = 8, FOLD_THREADS = COLUMNS * WORKERS;
 
 // Blocks of a group; groups of a batch that a worker has.
 constexpr int GROUP = 4, PER_WORKER = BATCH / GROUP / WORKERS;
@@ -127,20 +127,23 @@ struct Part {
 // are folded by several workers; then a thread a column folds groups, two operations each. A few parts a thread a column folds by itself. What needs
 // more than 32 values is done by the last thread block of `unit` heads, whom `done` [H / unit] finds; all of it is zero again afterwards. Parts are
 // read before the kernel ahead has ended: it is the host that writes them.
-extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 2) fold(const float* partials, const float* groups, const Part* parts, const unsigned* count, const float* sinks,
+//
+// Threads and registers: few enough that the product that follows is resident beside it. That one may start, and load the memory with its first
+// weights, when the kernel ahead has ended; or at once where little is read here.
+extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 3) fold(const float* partials, const float* groups, const Part* parts, const unsigned* count, const float* sinks,
                                                                float* out, int heads, int c, int hadamard, int block, int unit, unsigned* done, uint32_t* q, int2* meta, float* d,
                                                                __half* s16, int how) {
     __shared__ __align__(16) float values[BATCH][COLUMNS + 1];  // of groups; in the last column l
     __shared__ Part listed[BATCH + 1], entries[BATCH];
     __shared__ float m_of[BATCH], l_of[BATCH], a_of[BATCH], b_of[BATCH], a_group[BATCH / GROUP], b_group[BATCH / GROUP], m_all, sum;
     __shared__ int group_at[BATCH + 1], warps[BATCH / 32];
-    let_next_start();
     const int t = threadIdx.x, column = t % COLUMNS, worker = t / COLUMNS, head = blockIdx.x, size = 2 + c;
     const int at = blockIdx.y * COLUMNS + column, n = (int)*count;
     auto row = [&](const Part& part) { return (part.group >> 31 ? groups : partials) + ((size_t)part.slot * heads + head) * size; };
     float m_total = 0.0f, value = 0.0f;  // value: of thread 0 .. 31 a column's, of thread 32 l
     bool any = false;
     if (n <= FEW_PARTS) {
+        let_next_start();
         if (t < COLUMNS) {
             Part part[FEW_PARTS];
 #pragma unroll
@@ -166,10 +169,15 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 2) fold(const float* 
             if (t == 0) sum = total.l;
         }
     } else {
+        auto list = [&](int start) {
+            for (int i = t; i <= BATCH && start + i < n; i += FOLD_THREADS) listed[i] = parts[start + i];
+        };
+        list(0);
         wait_for_previous();
+        let_next_start();
         for (int start = 0, batch; start < n; start += batch) {
             batch = min(BATCH, n - start);
-            if (t <= batch && start + t < n) listed[t] = parts[start + t];
+            if (start > 0) list(start);
             __syncthreads();
             if (start + batch < n)  // groups stay whole: the host sees to it that each has fewer parts than a batch
                 while (batch > 1 && listed[batch - 1].group == listed[batch].group) batch--;

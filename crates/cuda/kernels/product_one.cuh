@@ -66,6 +66,9 @@ __device__ __forceinline__ void copy_stage(uint8_t* to, const uint8_t* from, int
 #endif
 }
 
+// Stages of a ring that are filled before the kernel ahead has ended.
+constexpr int EARLY = 2;
+
 // Where a tile of all matrices is: its matrix, and its number there.
 struct Place {
     int matrix, tile;
@@ -112,7 +115,9 @@ template <class F, int C> __device__ __forceinline__ void gemv(const Few& few, c
         for (int s = 0; s < stages; s++) barrier_new(barriers + s);
     barriers_seen();
     __syncwarp();
-    for (int s = 0; s < stages; s++) fetch(s);
+    // Some of the first weights. With all that the rings hold on its way, what the kernels ahead still read would come later.
+    const int early = min(EARLY, stages);
+    for (int s = 0; s < early; s++) fetch(s);
     wait_for_previous();
     for (int i = threadIdx.x; i < runs * C * 2; i += blockDim.x) copy16(q + i * 16, (const uint8_t*)act.q + (size_t)(i / (2 * C)) * 256 + i % (2 * C) * 16);
     if constexpr (F::LEN == 32) {
@@ -126,6 +131,7 @@ template <class F, int C> __device__ __forceinline__ void gemv(const Few& few, c
             for (int i = threadIdx.x; i < blocks * C * 2; i += blockDim.x) copy16(meta + i * 16, (const uint8_t*)act.s16 + (size_t)(i / (2 * C)) * 256 + i % (2 * C) * 16);
     }
     copy_commit();
+    for (int s = early; s < stages; s++) fetch(s);
     copy_wait<0>();
     __syncthreads();
 

@@ -36,7 +36,7 @@ const DECODE_THREADS: usize = 128;
 const RING_BYTES: usize = 4 * 3 * (2048 + 256);
 
 /// Threads of a fold's thread block: as in `kernels/attention.cu`.
-const FOLD_THREADS: u32 = 256;
+const FOLD_THREADS: u32 = 288;
 
 /// Shared memory that the driver keeps a thread block for itself.
 const SHARED_RESERVED: usize = 1024;

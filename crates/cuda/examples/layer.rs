@@ -355,7 +355,12 @@ impl Bench {
         let mut at = 0;
         for (i, layer) in self.layers[..layers].iter().enumerate() {
             if does("norm, q, k, v") {
-                let before = before(&mut self.x, &mut at, (i > 0).then_some(&self.delta), &layer.norms[0]);
+                let before = before(
+                    &mut self.x,
+                    &mut at,
+                    (i > 0).then_some(&self.delta),
+                    &layer.norms[0],
+                );
                 let bias = layer.bias.each_ref().map(|b| model.has_bias.then_some(b));
                 let outputs = [
                     (&layer.q, bias[0], &mut self.q),
@@ -456,14 +461,8 @@ impl Bench {
     }
 
     /// Microseconds of a token: median over replays of a graph.
-    fn time_us(
-        &mut self,
-        stream: &Stream,
-        layers: usize,
-        parts: Run,
-    ) -> Result<f64, Failure> {
-        let mut graph =
-            stream.capture(|| self.token(stream, Start::Overlapped, layers, parts))?;
+    fn time_us(&mut self, stream: &Stream, layers: usize, parts: Run) -> Result<f64, Failure> {
+        let mut graph = stream.capture(|| self.token(stream, Start::Overlapped, layers, parts))?;
         let device = stream.device();
         let (start, end) = (
             Event::new(device, Timing::On)?,

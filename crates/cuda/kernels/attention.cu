@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(128) turn(float* q, float* k, float
                                                        const float* norm_q, const float* norm_k, const float* cos, const float* sin, const unsigned* angle_row,
                                                        int tokens, int heads, int heads_kv, int c_k, int c_v, int pairs, int halves, float eps, int rotate_k,
                                                        int rotate_v, const cache::Block* blocks, const unsigned* count, const unsigned* position, int type_k, int type_v) {
-    extern __shared__ float rows[];
+    extern __shared__ __align__(16) float rows[];
     let_next_start();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, item = blockIdx.x * (blockDim.x / 32) + warp, all = heads + 2 * heads_kv;
     const unsigned listed = blocks != nullptr ? *count : 0;

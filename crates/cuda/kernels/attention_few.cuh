@@ -124,7 +124,7 @@ struct Stored {
 // Adds the weighted cells lo .. hi of a segment, many at a time, the last ones too: each round waits for memory.
 template <int W, int TYPE>
 __device__ __forceinline__ void weighted(const uint8_t* codes, const uint8_t* scales, int lo, int hi, int c_v, int column, const float* p, float (&o)[W]) {
-    constexpr int BATCH = W == 8 ? 16 : 32;
+    constexpr int BATCH = W == 8 ? 8 : 16;
 #pragma unroll 1
     for (int n = lo; n < hi; n += BATCH) {
         Stored<W, TYPE> stored[BATCH];

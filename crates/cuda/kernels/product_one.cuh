@@ -228,7 +228,7 @@ struct Norm {
     float *sum, eps;
 };
 
-// A thread block's own activations, as residual_norm in ops.cu makes them. `row` [K] and the rest in shared memory, as in gemv; the first thread block keeps them for others, in `act`.
+// A thread block's own activations, as residual_norm in ops.cu makes them. `row` [K + 1] and the rest in shared memory, as in gemv; the first thread block keeps them for others, in `act`.
 template <class F> struct Normed {
     static constexpr int HELD = 4;  // pieces of w that a thread reads before the wait
     float4 w[HELD];
@@ -246,7 +246,6 @@ template <class F> struct Normed {
         for (int j = 0; j < HELD; j++) w[j] = weight(norm, at(j), K / 4);
     }
     __device__ __forceinline__ void make(const Norm& norm, const Acts& act, int K, float* row, uint8_t* q, uint8_t* meta, float* d) const {
-        __shared__ float factor;
         const int pieces = K / 4, lane = threadIdx.x % 32;
         const float4 *x = (const float4*)norm.x, *delta = (const float4*)norm.delta;
 #pragma unroll 2
@@ -259,7 +258,7 @@ template <class F> struct Normed {
             ((float4*)row)[i] = y;
             if (norm.sum != nullptr && blockIdx.x == 0) ((float4*)norm.sum)[i] = y;
         }
-        const float g = block_inverse_rms(row, K, norm.eps, &factor);
+        const float g = block_inverse_rms(row, K, norm.eps, row + K);
         const bool keeps = blockIdx.x == 0;
         auto piece = [&](int j, int i) {
             const float4 by = j < HELD ? w[j] : weight(norm, i, pieces), y = ((const float4*)row)[i];
@@ -373,7 +372,7 @@ __device__ __forceinline__ void gemv(const Few& few, const Acts& act, int K, int
         const Normed<F> normed(norm, K);
         wait_for_previous();
         for (int s = early; s < stages; s++) fetch(s);
-        normed.make(norm, act, K, part, q, meta, d);
+        normed.make(norm, act, K, (float*)(((uintptr_t)part + 15) & ~(uintptr_t)15), q, meta, d);
     } else {
         wait_for_previous();
         for (int i = threadIdx.x; i < runs * C * 2; i += blockDim.x) copy16(q + i * 16, (const uint8_t*)act.q + (size_t)(i / (2 * C)) * 256 + i % (2 * C) * 16);

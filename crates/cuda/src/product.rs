@@ -338,7 +338,9 @@ impl Product {
         if let Some((delta, sum)) = &before.delta {
             room(OP, "values of the delta", delta.len(), k)?;
             room(OP, "values of the sum", sum.len(), k)?;
-            let apart = usize::from(sum.address() != before.x.address() && sum.address() != delta.address());
+            let apart = usize::from(
+                sum.address() != before.x.address() && sum.address() != delta.address(),
+            );
             length(OP, "memory of the sum that is another", apart, 1)?;
         }
         for output in outputs.iter() {
@@ -468,7 +470,8 @@ impl Product {
         let (kernel, grid, warps, shared_bytes) = if columns <= OneCut::COLUMNS_MAX {
             let room = Room::of(properties, 0);
             let cut = OneCut::of(self.ty, tiles, shape.k, columns, before.is_some(), &room);
-            args[ALL..ALL + 2].copy_from_slice(&[cut.stages as i32, cut.round as i32].map(Arg::from));
+            args[ALL..ALL + 2]
+                .copy_from_slice(&[cut.stages as i32, cut.round as i32].map(Arg::from));
             count = ALL + 2;
             let kernel = match &before {
                 None => &few.one[columns - 1],
@@ -477,7 +480,13 @@ impl Product {
                         None => [Arg::NULL; 2],
                         Some((delta, sum)) => [Arg::from(*delta), Arg::from(&**sum)],
                     };
-                    args[count..].copy_from_slice(&[(*x).into(), delta, (*w).into(), sum, (*eps).into()]);
+                    args[count..].copy_from_slice(&[
+                        (*x).into(),
+                        delta,
+                        (*w).into(),
+                        sum,
+                        (*eps).into(),
+                    ]);
                     count = args.len();
                     &few.normed
                 }

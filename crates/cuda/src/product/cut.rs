@@ -254,7 +254,8 @@ impl OneCut {
         let sums = chunks * columns * 64;
         let round = (Self::SUMS_BYTES / sums).clamp(1, of_block);
         let turns = if of_block > round { 2 } else { 1 };
-        let row = if normed { 4 * k } else { 0 };
+        // The row, which begins at whole 16 bytes, and a factor.
+        let row = if normed { 4 * k + 4 + 12 } else { 0 };
         let rest = all_acts_bytes(ty, k, columns) + (turns * round * sums).max(row);
         let most = room.shared_bytes / 10 * (10 - Self::SPARED_TENTHS);
         let budget = most.min(room.shared_bytes_block).saturating_sub(rest);

@@ -3,7 +3,7 @@
 //! `cargo run --release -p cuda --example layer -- [--shape 14b|8b|8b-q4_0] [--depth N] [--kv f16|q8_0|q4_0] [--layers N] [--parts]`
 //!
 //! The graph's launches overlap; its logits are compared with those of launches that do not. `--parts` leaves out each operation of a layer
-//! in turn, and says what that saves.
+//! in turn, and says what that saves; and what layers of that operation alone take.
 
 use std::process::ExitCode;
 
@@ -13,7 +13,7 @@ use cuda::attention::{
 };
 use cuda::kernel::Start;
 use cuda::ops::{Angles, Delta, Gate, Normed, Ops, RopePairs, Rotation};
-use cuda::product::{Output, Product, StepRecord, Target};
+use cuda::product::{Before, Output, Product, StepRecord, Target};
 use cuda::stream::{Event, Timing};
 use cuda::{Acts, Buffer, Device, Stream, Weights};
 use gguf::TensorType;
@@ -33,9 +33,24 @@ const REPLAYS: usize = 9;
 const EPS: f32 = 1e-6;
 
 /// The operations of a layer, in order.
-const PARTS: [&str; 10] = [
-    "norm 1", "q, k, v", "turn", "attend", "fold", "output", "norm 2", "gate, up", "gated", "down",
+const PARTS: [&str; 8] = [
+    "norm, q, k, v",
+    "turn",
+    "attend",
+    "fold",
+    "output",
+    "norm, gate, up",
+    "gated",
+    "down",
 ];
+
+/// Which operations of a layer run.
+#[derive(Debug, Clone, Copy)]
+enum Run {
+    All,
+    Without(usize),
+    Only(usize),
+}
 
 /// A model's dimensions: layers, width, feed-forward width, query heads, KV heads, head size, vocabulary.
 #[derive(Debug, Clone, Copy)]
@@ -122,7 +137,8 @@ struct Bench {
     angles: [Buffer<f32>; 2],
     partials: Partials,
     parts: Parts,
-    x: Buffer<f32>,
+    /// What layers add up, now in one and now in the other.
+    x: [Buffer<f32>; 2],
     q: Buffer<f32>,
     k: Buffer<f32>,
     v: Buffer<f32>,
@@ -258,7 +274,7 @@ impl Bench {
             angles: [zeros(c / 2)?, zeros(c / 2)?],
             partials: Partials::new(stream, &shape, model.heads, blocks)?,
             parts,
-            x: zeros(d)?,
+            x: [zeros(d)?, zeros(d)?],
             q: zeros(row_q)?,
             k: zeros(row_k)?,
             v: zeros(row_k)?,
@@ -294,13 +310,13 @@ impl Bench {
         (layers.sum::<f64>() / count + cells, of(&self.head))
     }
 
-    /// A token, without a part of the layers.
+    /// A token, with some parts of the layers.
     fn token(
         &mut self,
         stream: &Stream,
         start: Start,
         layers: usize,
-        without: Option<usize>,
+        parts: Run,
     ) -> Result<(), cuda::Error> {
         let Self {
             model,
@@ -314,7 +330,11 @@ impl Bench {
             let found = products.iter().find(|p| p.ty() == w.ty());
             found.expect("the kernels of all formats are loaded")
         };
-        let does = |part: &str| without.is_none_or(|w| PARTS[w] != part);
+        let does = |part: &str| match parts {
+            Run::All => true,
+            Run::Without(i) => PARTS[i] != part,
+            Run::Only(i) => PARTS[i] == part,
+        };
         let Model { d, f, .. } = *model;
         let [cos, sin] = &mut self.angles;
         product_of(&self.head).begin(
@@ -325,24 +345,22 @@ impl Bench {
             1.0,
             &mut self.position,
             [Some([&mut *cos, &mut *sin]), None],
-            &mut self.x,
+            &mut self.x[0],
         )?;
         let params = Params {
             scale: 1.0 / (model.c as f32).sqrt(),
             soft_cap: None,
             window: None,
         };
+        let mut at = 0;
         for (i, layer) in self.layers[..layers].iter().enumerate() {
-            let block = act_block(layer.q.ty());
-            if does("norm 1") {
-                let delta = (i > 0).then(|| add(&self.delta));
-                let (w, out) = (
-                    Some(&layer.norms[0]),
-                    normed(&mut *acts_d, block, Passes::One),
+            if does("norm, q, k, v") {
+                let before = before(
+                    &mut self.x,
+                    &mut at,
+                    (i > 0).then_some(&self.delta),
+                    &layer.norms[0],
                 );
-                ops.residual_norm_to(stream, start, 1, d, EPS, &mut self.x, delta, w, out)?;
-            }
-            if does("q, k, v") {
                 let bias = layer.bias.each_ref().map(|b| model.has_bias.then_some(b));
                 let outputs = [
                     (&layer.q, bias[0], &mut self.q),
@@ -352,10 +370,9 @@ impl Bench {
                 let mut outputs = outputs.map(|(w, bias, y)| Output { w, bias, y });
                 let same = if layer.v.ty() == layer.q.ty() { 3 } else { 2 };
                 let (first, rest) = outputs.split_at_mut(same);
-                for outputs in [first, rest] {
-                    if let Some(first) = outputs.first() {
-                        product_of(first.w).together(stream, start, acts_d, outputs)?;
-                    }
+                product_of(first[0].w).normed(stream, start, before, acts_d, first)?;
+                if let Some(other) = rest.first() {
+                    product_of(other.w).together(stream, start, acts_d, rest)?;
                 }
             }
             if does("turn") {
@@ -401,18 +418,11 @@ impl Bench {
                 }];
                 product_of(&layer.output).together(stream, start, acts_h, &mut output)?;
             }
-            if does("norm 2") {
-                let (w, out) = (
-                    Some(&layer.norms[1]),
-                    normed(&mut *acts_d, block, Passes::One),
-                );
-                let delta = Some(add(&self.delta));
-                ops.residual_norm_to(stream, start, 1, d, EPS, &mut self.x, delta, w, out)?;
-            }
-            if does("gate, up") {
+            if does("norm, gate, up") {
+                let before = before(&mut self.x, &mut at, Some(&self.delta), &layer.norms[1]);
                 let outputs = [(&layer.gate, &mut self.gate), (&layer.up, &mut self.up)];
                 let mut outputs = outputs.map(|(w, y)| Output { w, bias: None, y });
-                product_of(&layer.gate).together(stream, start, acts_d, &mut outputs)?;
+                product_of(&layer.gate).normed(stream, start, before, acts_d, &mut outputs)?;
             }
             if does("gated") {
                 let block = act_block(layer.down.ty()).expect("quantised");
@@ -441,7 +451,7 @@ impl Bench {
         let delta = (layers > 0).then(|| add(&self.delta));
         let w = Some(&self.last_norm);
         let out = normed(&mut *acts_last, act_block(self.head.ty()), Passes::Two);
-        ops.residual_norm_to(stream, start, 1, d, EPS, &mut self.x, delta, w, out)?;
+        ops.residual_norm_to(stream, start, 1, d, EPS, &mut self.x[at], delta, w, out)?;
         let mut output = [Output {
             w: &self.head,
             bias: None,
@@ -451,14 +461,8 @@ impl Bench {
     }
 
     /// Microseconds of a token: median over replays of a graph.
-    fn time_us(
-        &mut self,
-        stream: &Stream,
-        layers: usize,
-        without: Option<usize>,
-    ) -> Result<f64, Failure> {
-        let mut graph =
-            stream.capture(|| self.token(stream, Start::Overlapped, layers, without))?;
+    fn time_us(&mut self, stream: &Stream, layers: usize, parts: Run) -> Result<f64, Failure> {
+        let mut graph = stream.capture(|| self.token(stream, Start::Overlapped, layers, parts))?;
         let device = stream.device();
         let (start, end) = (
             Event::new(device, Timing::On)?,
@@ -476,6 +480,24 @@ impl Bench {
         }
         all.sort_by(f64::total_cmp);
         Ok(all[REPLAYS / 2])
+    }
+}
+
+/// What a half of a layer begins with; `at` says which of `x` has the sum so far.
+fn before<'a>(
+    x: &'a mut [Buffer<f32>; 2],
+    at: &mut usize,
+    delta: Option<&'a Buffer<f32>>,
+    w: &'a Buffer<f32>,
+) -> Before<'a> {
+    let [a, b] = x;
+    let (x, sum) = if *at == 0 { (&*a, b) } else { (&*b, a) };
+    *at ^= usize::from(delta.is_some());
+    Before {
+        x,
+        delta: delta.map(|delta| (delta, sum)),
+        w,
+        eps: EPS,
     }
 }
 
@@ -540,13 +562,13 @@ fn run() -> Result<bool, Failure> {
     let device = Device::open(0)?;
     let stream = device.stream()?;
     let mut bench = Bench::new(&stream, model, depth, ty, layers)?;
-    bench.token(&stream, Start::After, layers, None)?;
+    bench.token(&stream, Start::After, layers, Run::All)?;
     let wanted = bench.logits.to_vec(&stream)?;
-    let all = bench.time_us(&stream, layers, None)?;
+    let all = bench.time_us(&stream, layers, Run::All)?;
     let found = bench.logits.to_vec(&stream)?;
     let differ = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits();
     let differing = found.iter().zip(&wanted).filter(|p| differ(*p)).count();
-    let rest = bench.time_us(&stream, 0, None)?;
+    let rest = bench.time_us(&stream, 0, Run::All)?;
     let (of_layer, of_head) = bench.bytes(depth);
     let a_layer = (all - rest) / layers as f64;
     let read = (of_layer * layers as f64 + of_head) / READ_RATE * 1e6;
@@ -564,8 +586,9 @@ fn run() -> Result<bool, Failure> {
     if is_in_parts {
         let mut line = format!("{name} depth {depth} {}: without", ty.name());
         for (i, part) in PARTS.iter().enumerate() {
-            let saved = (all - bench.time_us(&stream, layers, Some(i))?) / layers as f64;
-            line += &format!(" {part} {saved:.2} us less;");
+            let saved = (all - bench.time_us(&stream, layers, Run::Without(i))?) / layers as f64;
+            let alone = (bench.time_us(&stream, layers, Run::Only(i))? - rest) / layers as f64;
+            line += &format!(" {part} {saved:.2} us less, {alone:.2} alone;");
         }
         println!("{line}");
     }

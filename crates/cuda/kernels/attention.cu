@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(128) turn(float* q, float* k, float
                                                        const float* norm_q, const float* norm_k, const float* cos, const float* sin, const unsigned* angle_row,
                                                        int tokens, int heads, int heads_kv, int c_k, int c_v, int pairs, int halves, float eps, int rotate_k,
                                                        int rotate_v, const cache::Block* blocks, const unsigned* count, const unsigned* position, int type_k, int type_v) {
-    extern __shared__ float rows[];
+    extern __shared__ __align__(16) float rows[];
     let_next_start();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, item = blockIdx.x * (blockDim.x / 32) + warp, all = heads + 2 * heads_kv;
     const unsigned listed = blocks != nullptr ? *count : 0;
@@ -71,25 +71,26 @@ extern "C" __global__ void __launch_bounds__(128) turn(float* q, float* k, float
 namespace {
 
 // Entries of a batch, columns and workers of the fold.
-constexpr int BATCH = 256, COLUMNS = 32, WORKERS = 16, FOLD_THREADS = COLUMNS * WORKERS;
+// A batch holds 65536 cells and some more.
+constexpr int BATCH = 272, COLUMNS = 32, WORKERS = 9, FOLD_THREADS = COLUMNS * WORKERS, GROUPS_ROOM = 96, BATCH_WARPS = (BATCH + 31) / 32;
 
 // Blocks of a group; groups of a batch that a worker has.
-constexpr int GROUP = 4, PER_WORKER = BATCH / GROUP / WORKERS;
+constexpr int GROUP = 4, PER_WORKER = (BATCH / GROUP + WORKERS - 1) / WORKERS;
 
 // Parts up to which nothing is shared.
-constexpr int FEW_PARTS = 8;
+constexpr int FEW_PARTS = 4;
 
 // How many of a block's threads before this one say yes, of the first BATCH; and how many in all.
 struct Rank {
     int before, all;
 };
 
-__device__ Rank rank(bool yes, int (&warps)[BATCH / 32]) {
+__device__ Rank rank(bool yes, int (&warps)[BATCH_WARPS]) {
     const unsigned ballot = __ballot_sync(~0u, yes);
-    if (threadIdx.x % 32 == 0 && threadIdx.x < BATCH) warps[threadIdx.x / 32] = __popc(ballot);
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = __popc(ballot);
     __syncthreads();
     Rank r{__popc(ballot & (1u << threadIdx.x % 32) - 1), 0};
-    for (int w = 0; w < BATCH / 32; w++) r.before += w < (int)threadIdx.x / 32 ? warps[w] : 0, r.all += warps[w];
+    for (int w = 0; w < BATCH_WARPS; w++) r.before += w < (int)threadIdx.x / 32 ? warps[w] : 0, r.all += warps[w];
     __syncthreads();
     return r;
 }
@@ -127,30 +128,67 @@ struct Part {
 // are folded by several workers; then a thread a column folds groups, two operations each. A few parts a thread a column folds by itself. What needs
 // more than 32 values is done by the last thread block of `unit` heads, whom `done` [H / unit] finds; all of it is zero again afterwards. Parts are
 // read before the kernel ahead has ended: it is the host that writes them.
-extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 2) fold(const float* partials, const float* groups, const Part* parts, const unsigned* count, const float* sinks,
+//
+// Threads and registers: few enough that the product that follows is resident beside it. That one may start, and load the memory with its first
+// weights, when the kernel ahead has ended; or at once where little is read here.
+extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 3) fold(const float* partials, const float* groups, const Part* parts, const unsigned* count, const float* sinks,
                                                                float* out, int heads, int c, int hadamard, int block, int unit, unsigned* done, uint32_t* q, int2* meta, float* d,
                                                                __half* s16, int how) {
     __shared__ __align__(16) float values[BATCH][COLUMNS + 1];  // of groups; in the last column l
     __shared__ Part listed[BATCH + 1], entries[BATCH];
-    __shared__ float m_of[BATCH], l_of[BATCH], a_of[BATCH], b_of[BATCH], a_group[BATCH / GROUP], b_group[BATCH / GROUP], m_all, sum;
-    __shared__ int group_at[BATCH + 1], warps[BATCH / 32];
-    let_next_start();
+    __shared__ float m_of[BATCH], l_of[BATCH], a_of[BATCH], b_of[BATCH], a_group[GROUPS_ROOM], b_group[GROUPS_ROOM], m_all, sum;
+    __shared__ int group_at[BATCH + 1], warps[BATCH_WARPS];
     const int t = threadIdx.x, column = t % COLUMNS, worker = t / COLUMNS, head = blockIdx.x, size = 2 + c;
     const int at = blockIdx.y * COLUMNS + column, n = (int)*count;
     auto row = [&](const Part& part) { return (part.group >> 31 ? groups : partials) + ((size_t)part.slot * heads + head) * size; };
+    // The result of a head's column, of a partial result of everything.
+    auto divided = [&](int h, float m_total, float l, float value) {
+        if (sinks != nullptr) {
+            const float sink = sinks[h], m = m_total > sink ? m_total : sink, f = math::exp(m_total - m);
+            l = math::exp(sink - m) + l * f;
+            value = value * f;
+        }
+        return value / l;
+    };
+    float* all = &values[0][0];
+    const int first = head / unit * unit * c, length = unit * c;
+    const ActsOut to{q, meta, d, s16, heads * c, how};
+    // With all results of `unit` heads in shared memory: rotates and quantises them.
+    auto leave = [&]() {
+        if (hadamard) {
+            for (int h = t / 32; h < unit; h += FOLD_THREADS / 32) turn_head(all + h * c, c, Turn(nullptr, nullptr, nullptr, 0, 0, 1, 0.0f));
+            __syncthreads();
+            for (int i = t; i < length; i += FOLD_THREADS) out[first + i] = all[i];
+        }
+        if (block == 32) {
+            for (int i = t; i / 32 * 128 < length; i += FOLD_THREADS) {
+                const bool live = i * 4 < length;
+                emit_32(to, live ? *(const float4*)(all + i * 4) : make_float4(0, 0, 0, 0), 0, first / 32 + i / 8, i % 8, live);
+            }
+        } else if (block == 256) {
+            for (int b = t / 32; b < length / 256; b += FOLD_THREADS / 32) {
+                float4 x[2] = {*(const float4*)(all + b * 256 + t % 32 * 4), *(const float4*)(all + b * 256 + 128 + t % 32 * 4)};
+                emit_256(to, x, 0, first / 256 + b);
+            }
+        }
+    };
+    const bool needs_all = hadamard || block == 256 || (block == 32 && c % 32 != 0);
     float m_total = 0.0f, value = 0.0f;  // value: of thread 0 .. 31 a column's, of thread 32 l
     bool any = false;
     if (n <= FEW_PARTS) {
-        if (t < COLUMNS) {
-            Part part[FEW_PARTS];
+        let_next_start();
+        // The first thread block of `unit` heads does all their columns, if they are needed together.
+        if (needs_all && (blockIdx.y > 0 || head % unit != 0)) return;
+        Part part[FEW_PARTS];
 #pragma unroll
-            for (int i = 0; i < FEW_PARTS; i++) part[i] = i < n ? parts[i] : Part{0, 0};
-            wait_for_previous();
+        for (int i = 0; i < FEW_PARTS; i++) part[i] = i < n ? parts[i] : Part{0, 0};
+        wait_for_previous();
+        auto folded = [&](int h, int column_of) {
             float m[FEW_PARTS], l[FEW_PARTS], o[FEW_PARTS];
 #pragma unroll
             for (int i = 0; i < FEW_PARTS; i++) {
-                const float* from = i < n ? row(part[i]) : nullptr;
-                m[i] = i < n ? from[0] : 0.0f, l[i] = i < n ? from[1] : 0.0f, o[i] = i < n && at < c ? from[2 + at] : 0.0f;
+                const float* from = i < n ? (part[i].group >> 31 ? groups : partials) + ((size_t)part[i].slot * heads + h) * size : nullptr;
+                m[i] = i < n ? from[0] : 0.0f, l[i] = i < n ? from[1] : 0.0f, o[i] = i < n ? from[2 + column_of] : 0.0f;
             }
             Merged group, total;
             unsigned of = 0;
@@ -162,14 +200,34 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 2) fold(const float* 
                 group.merge({m[i], l[i], o[i], true});
             }
             if (group.any) total.merge(group);
+            return total;
+        };
+        if (needs_all) {
+            for (int i = t; i < length; i += FOLD_THREADS) {
+                const int h = first / c + i / c;
+                const Merged total = folded(h, i % c);
+                all[i] = divided(h, total.m, total.l, total.o);
+                if (!hadamard) out[first + i] = all[i];
+            }
+            __syncthreads();
+            leave();
+            return;
+        }
+        if (t < COLUMNS && at < c) {
+            const Merged total = folded(head, at);
             m_total = total.m, value = total.o;
             if (t == 0) sum = total.l;
         }
     } else {
+        auto list = [&](int start) {
+            for (int i = t; i <= BATCH && start + i < n; i += FOLD_THREADS) listed[i] = parts[start + i];
+        };
+        list(0);
         wait_for_previous();
+        let_next_start();
         for (int start = 0, batch; start < n; start += batch) {
             batch = min(BATCH, n - start);
-            if (t <= batch && start + t < n) listed[t] = parts[start + t];
+            if (start > 0) list(start);
             __syncthreads();
             if (start + batch < n)  // groups stay whole: the host sees to it that each has fewer parts than a batch
                 while (batch > 1 && listed[batch - 1].group == listed[batch].group) batch--;
@@ -186,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 2) fold(const float* 
                 }
             if (__syncthreads_and(t >= batch || (l != 0.0f && listed[t].group == listed[0].group + t / GROUP && listed[t].group >> 31 == 0))) {
                 const int groups_here = (batch + GROUP - 1) / GROUP, in_group = t % GROUP, warp = t / 32, lane = t % 32;
-                if (t < BATCH) {
+                {
                     float before = -INFINITY;
 #pragma unroll
                     for (int i = 1; i < GROUP; i++) {
@@ -194,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 2) fold(const float* 
                         before = in_group >= i ? fmaxf(before, other) : before;
                     }
                     const float now = fmaxf(before, m), of_a = math::exp_weight(before - now), of_b = math::exp_weight(m - now);
-                    a_of[t] = of_a, b_of[t] = of_b;
+                    if (t < BATCH) a_of[t] = of_a, b_of[t] = of_b;
                     float sum_l = l;
 #pragma unroll
                     for (int i = 1; i < GROUP; i++) {
@@ -213,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 2) fold(const float* 
                         if (g * GROUP + i < batch) o = fmaf(x[j][i], b_of[g * GROUP + i], o * a_of[g * GROUP + i]);
                     values[g][column] = o;
                 }
-                if (warp < BATCH / GROUP / 32) {  // a lane a group
+                if (warp < GROUPS_ROOM / 32) {  // a lane a group
                     const float own = t < groups_here ? m_of[t] : -INFINITY;
                     float carry = any ? m_total : -INFINITY, scan = own;
                     for (int g = lane; g < warp * 32 && g < groups_here; g += 32) carry = fmaxf(carry, m_of[g]);
@@ -300,19 +358,9 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 2) fold(const float* 
     }
     __syncthreads();
     float result = 0.0f;
-    if (t < COLUMNS && at < c) {
-        float l = sum;
-        if (sinks != nullptr) {
-            const float sink = sinks[head], m = m_total > sink ? m_total : sink, f = math::exp(m_total - m);
-            l = math::exp(sink - m) + l * f;
-            value = value * f;
-        }
-        result = value / l;
-        out[(size_t)head * c + at] = result;
-    }
-    const ActsOut to{q, meta, d, s16, heads * c, how};
+    if (t < COLUMNS && at < c) out[(size_t)head * c + at] = result = divided(head, m_total, sum, value);
     if (block == 0 && !hadamard) return;
-    if (block == 32 && !hadamard && c % 32 == 0) {
+    if (!needs_all) {
         if (t >= 32) return;
         float x[4];
 #pragma unroll
@@ -331,24 +379,7 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 2) fold(const float* 
     }
     __syncthreads();
     if (!is_last) return;
-    float* all = &values[0][0];
-    const int first = head / unit * unit * c, length = unit * c;
     for (int i = t; i < length; i += FOLD_THREADS) all[i] = __ldcg(out + first + i);
     __syncthreads();
-    if (hadamard) {
-        for (int h = t / 32; h < unit; h += FOLD_THREADS / 32) turn_head(all + h * c, c, Turn(nullptr, nullptr, nullptr, 0, 0, 1, 0.0f));
-        __syncthreads();
-        for (int i = t; i < length; i += FOLD_THREADS) out[first + i] = all[i];
-    }
-    if (block == 32) {
-        for (int i = t; i / 32 * 128 < length; i += FOLD_THREADS) {
-            const bool live = i * 4 < length;
-            emit_32(to, live ? *(const float4*)(all + i * 4) : make_float4(0, 0, 0, 0), 0, first / 32 + i / 8, i % 8, live);
-        }
-    } else if (block == 256) {
-        for (int b = t / 32; b < length / 256; b += FOLD_THREADS / 32) {
-            float4 x[2] = {*(const float4*)(all + b * 256 + t % 32 * 4), *(const float4*)(all + b * 256 + 128 + t % 32 * 4)};
-            emit_256(to, x, 0, first / 256 + b);
-        }
-    }
+    leave();
 }

@@ -106,31 +106,45 @@ __device__ __forceinline__ void append_head(const float* from, uint8_t* to, bool
         for (int i = lane; i < c; i += 32) ((unsigned short*)to)[is_k ? (panel * c + i) * PANEL + at : n * c + i] = half_bits(type, from[i]);
         return;
     }
-    // A run's largest value is found by all lanes, and kept by one.
-    float own = 0.0f;
-    for (int run = 0; run < runs; run++) {
-        const float x = from[run * RUN + lane];
-        unsigned most = __float_as_uint(x) & 0x7fffffffu;
+    // 128 values at a time, four a lane, eight lanes a run. First all scales, as one bad run spoils the head.
+    const bool is_q4 = type == cache::Q4_0;
+    auto piece = [&](int first) { return first + 4 * lane < c ? *(const float4*)(from + first + 4 * lane) : make_float4(0, 0, 0, 0); };
+    auto scale_of_run = [&](const float4& x) {
+        const float v[4] = {x.x, x.y, x.z, x.w};
+        float signed_most = 0.0f;
+        unsigned most = 0;
 #pragma unroll
-        for (int s = 1; s < 32; s *= 2) most = max(most, __shfl_xor_sync(~0u, most, s));
-        const int first = __ffs(__ballot_sync(~0u, (__float_as_uint(x) & 0x7fffffffu) == most)) - 1;
-        const float signed_most = __shfl_sync(~0u, x, first);
-        if (lane == run) own = most == 0 ? 0.0f : most < 0x7f800000u ? signed_most : NAN;
+        for (int i = 0; i < 4; i++) {
+            const unsigned bits = __float_as_uint(v[i]) & 0x7fffffffu;
+            if (bits > most) most = bits, signed_most = v[i];
+        }
+        unsigned of_run = most;
+#pragma unroll
+        for (int s = 1; s < 8; s *= 2) of_run = max(of_run, __shfl_xor_sync(~0u, of_run, s));
+        // The first lane of the run that has it.
+        const unsigned having = __ballot_sync(~0u, most == of_run) & 255u << lane / 8 * 8;
+        signed_most = __shfl_sync(~0u, signed_most, __ffs(having) - 1);
+        return scale_of(type, of_run == 0 ? 0.0f : of_run < 0x7f800000u ? signed_most : NAN);
+    };
+    bool is_nan = false;
+    for (int first = 0; first < c; first += 128) {
+        const float d = scale_of_run(piece(first));
+        is_nan = __any_sync(~0u, is_nan || !(fabsf(__half2float(__float2half_rn(d))) < INFINITY));
     }
-    const float d_own = scale_of(type, own);
-    const bool is_nan = __any_sync(~0u, lane < runs && !(fabsf(__half2float(__float2half_rn(d_own))) < INFINITY));
-    const int words_a_run = type == cache::Q8_0 ? 8 : 4;
+    const int words_a_run = is_q4 ? 4 : 8, w = lane % 8;
     unsigned* codes = (unsigned*)(to + cache::scale_bytes(type, CELLS * c));
-    if (lane < runs) ((unsigned short*)to)[is_k ? (panel * runs + lane) * PANEL + at : n * runs + lane] = is_nan ? 0x7e00 : __half_as_ushort(__float2half_rn(d_own));
-    for (int run = 0; run < runs; run++) {
-        const float d = __shfl_sync(~0u, d_own, run);
-        unsigned word = is_nan ? 0u : (unsigned)code_of(type, from[run * RUN + lane], d == 0.0f ? 0.0f : 1.0f / d) & 255;
-        if (type == cache::Q4_0) word |= __shfl_down_sync(~0u, word, 16) << 4;
-        word <<= 8 * (lane % 4);
-        word |= __shfl_xor_sync(~0u, word, 1);
-        word |= __shfl_xor_sync(~0u, word, 2);
-        const int w = lane / 4;
-        if (lane % 4 == 0 && w < words_a_run) codes[is_k ? ((panel * runs + run) * words_a_run + w) * PANEL + at : (n * runs + run) * words_a_run + w] = word;
+    for (int first = 0; first < c; first += 128) {
+        const int run = first / RUN + lane / 8;
+        const float4 x = piece(first);
+        const float d = scale_of_run(x), inverse = d == 0.0f ? 0.0f : 1.0f / d, v[4] = {x.x, x.y, x.z, x.w};
+        unsigned word = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) word |= (is_nan ? 0u : (unsigned)code_of(type, v[i], inverse) & 255) << 8 * i;
+        const unsigned high = __shfl_down_sync(~0u, word, 4);
+        if (is_q4) word |= high << 4;
+        if (run >= runs) continue;
+        if (w == 0) ((unsigned short*)to)[is_k ? (panel * runs + run) * PANEL + at : n * runs + run] = is_nan ? 0x7e00 : __half_as_ushort(__float2half_rn(d));
+        if (w < words_a_run) codes[is_k ? ((panel * runs + run) * words_a_run + w) * PANEL + at : (n * runs + run) * words_a_run + w] = word;
     }
 }
 

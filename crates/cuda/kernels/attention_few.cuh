@@ -36,20 +36,26 @@ __device__ __forceinline__ void load_query(const Args& a, const Query& to, int h
     if (lane % 8 == 0) to.d[c / 32] = r.d, to.start[c / 32] = a.type_k == cache::Q4_0 ? -8 * r.sum : 0;
 }
 
-// Float K, 16 values at a time.
-__device__ __forceinline__ void scores_float(const uint8_t* codes, int c_k, bool is_bf16, const float* q, float (&acc)[2]) {
-    const unsigned* k = (const unsigned*)codes + threadIdx.x % 32;
-#pragma unroll 2
-    for (int first = 0; first < c_k; first += 16) {
-        unsigned w[16];
+// Float K, AT_ONCE values at a time.
+template <int AT_ONCE>
+__device__ __forceinline__ void scores_float_from(const unsigned* k, int& first, int c_k, bool is_bf16, const float* q, float (&acc)[2]) {
+#pragma unroll 1
+    for (; first + AT_ONCE <= c_k; first += AT_ONCE) {
+        unsigned w[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < 16; i++) w[i] = k[(first + i) * 32];
+        for (int i = 0; i < AT_ONCE; i++) w[i] = k[(first + i) * 32];
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
+        for (int i = 0; i < AT_ONCE; i++) {
             const float2 x = halves(w[i], is_bf16);
             acc[0] = fmaf(q[first + i], x.x, acc[0]), acc[1] = fmaf(q[first + i], x.y, acc[1]);
         }
     }
+}
+__device__ __forceinline__ void scores_float(const uint8_t* codes, int c_k, bool is_bf16, const float* q, float (&acc)[2]) {
+    const unsigned* k = (const unsigned*)codes + threadIdx.x % 32;
+    int first = 0;
+    scores_float_from<64>(k, first, c_k, is_bf16, q, acc);
+    scores_float_from<16>(k, first, c_k, is_bf16, q, acc);
 }
 
 // Quantised K, a run of 32 values at a time.
@@ -58,7 +64,7 @@ __device__ __forceinline__ void scores_quantised(const uint8_t* codes, const uin
     constexpr int WORDS = NIBBLES ? 4 : 8;
     const int2* k = (const int2*)codes + threadIdx.x % 32;
     const __half2* d = (const __half2*)scales + threadIdx.x % 32;
-#pragma unroll 2
+#pragma unroll 4
     for (int run = 0; run < runs; run++) {
         int2 w[WORDS];
 #pragma unroll
@@ -115,30 +121,23 @@ struct Stored {
     }
 };
 
-// Adds the weighted cells lo .. hi of a segment, some at a time.
+// Adds the weighted cells lo .. hi of a segment, many at a time, the last ones too: each round waits for memory.
 template <int W, int TYPE>
 __device__ __forceinline__ void weighted(const uint8_t* codes, const uint8_t* scales, int lo, int hi, int c_v, int column, const float* p, float (&o)[W]) {
-    auto add = [&](int n, const Stored<W, TYPE>& stored) {
-        float x[W];
-        stored.values(column, x);
-#pragma unroll
-        for (int j = 0; j < W; j++) o[j] = fmaf(p[n], x[j], o[j]);
-    };
     constexpr int BATCH = W == 8 ? 8 : 16;
-    int n = lo;
 #pragma unroll 1
-    for (; n + BATCH <= hi; n += BATCH) {
+    for (int n = lo; n < hi; n += BATCH) {
         Stored<W, TYPE> stored[BATCH];
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) stored[i].load(codes, scales, n + i, c_v, column);
+        for (int i = 0; i < BATCH; i++) stored[i].load(codes, scales, min(n + i, hi - 1), c_v, column);
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) add(n + i, stored[i]);
-    }
-#pragma unroll 1
-    for (; n < hi; n++) {
-        Stored<W, TYPE> stored;
-        stored.load(codes, scales, n, c_v, column);
-        add(n, stored);
+        for (int i = 0; i < BATCH; i++) {
+            if (n + i >= hi) break;
+            float x[W];
+            stored[i].values(column, x);
+#pragma unroll
+            for (int j = 0; j < W; j++) o[j] = fmaf(p[n + i], x[j], o[j]);
+        }
     }
 }
 

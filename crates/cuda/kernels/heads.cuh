@@ -77,7 +77,20 @@ __device__ __forceinline__ void turn_head(float* row, int c, const Turn& how) {
         }
         __syncwarp();
     }
-    if (how.hadamard) {
+    if (how.hadamard && c == 128) {  // four values a lane: most steps are shuffles
+        float4 x = ((const float4*)row)[lane];
+        x = make_float4(x.x + x.y, x.x - x.y, x.z + x.w, x.z - x.w);
+        x = make_float4(x.x + x.z, x.y + x.w, x.x - x.z, x.y - x.w);
+        auto step = [&](float& own, int by) {
+            const float other = __shfl_xor_sync(~0u, own, by);
+            own = lane & by ? other - own : own + other;
+        };
+#pragma unroll
+        for (int by = 1; by < 32; by *= 2) step(x.x, by), step(x.y, by), step(x.z, by), step(x.w, by);
+        const float factor = 1.0f / sqrtf((float)c);
+        ((float4*)row)[lane] = make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
+        __syncwarp();
+    } else if (how.hadamard) {
         for (int step = 1; step < c; step *= 2) {
             for (int i = lane; i < c / 2; i += 32) {
                 const int low = i / step * 2 * step + i % step;

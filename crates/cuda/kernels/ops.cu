@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(640, 2) residual_norm(float* x, con
 // neighbours 2i, 2i + 1, or halves i, i + pairs. Dynamic shared memory: C floats a warp.
 extern "C" __global__ void __launch_bounds__(THREADS) heads(float* x, const float* bias, const float* norm, const float* cos, const float* sin,
                                                            const unsigned* position, int tokens, int heads, int c, int pairs, int halves, float eps, int hadamard) {
-    extern __shared__ float rows[];
+    extern __shared__ __align__(16) float rows[];
     wait_for_previous();
     let_next_start();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, item = blockIdx.x * (THREADS / 32) + warp;

@@ -31,23 +31,25 @@ struct Acts {
     const uint2* s16;  // blocks of 256
 };
 
-// Operand of the half-precision mma: `extra` of two rows, values 4 tig .. 4 tig + 3 (of 16).
-template <class F> __device__ __forceinline__ void extras(const uint8_t* b, int gid, int tig, uint32_t (&a)[4]) {
-    uint32_t x, z;  // bytes: row 0, row 1 of the first value, then of the second
-    if constexpr (F::SUB == 32) {
-        x = F::extra(b, 2 * tig, gid) * 0x10001u, z = F::extra(b, 2 * tig + 1, gid) * 0x10001u;
-    } else {
-        x = F::extra(b, 4 * tig, gid) | F::extra(b, 4 * tig + 1, gid) << 16;
-        z = F::extra(b, 4 * tig + 2, gid) | F::extra(b, 4 * tig + 3, gid) << 16;
-    }
+// Operand of the half-precision mma from `extra` of two rows: bytes of row 0, row 1 of the first value, then of the second.
+template <class F> __device__ __forceinline__ void extra_halves(uint32_t x, uint32_t z, uint32_t (&a)[4]) {
     // A byte under 0x64 is the half 1024 + byte.
     const uint32_t w[4] = {__byte_perm(x, 0x64646464u, 0x4240), __byte_perm(x, 0x64646464u, 0x4341), __byte_perm(z, 0x64646464u, 0x4240),
                            __byte_perm(z, 0x64646464u, 0x4341)};
-    const __half2 off = __half2half2(__int2half_rn(1024 + F::EXTRA));
+    const __half2 off = __half2half2(__ushort_as_half(0x6400 + F::EXTRA));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const __half2 h = __hsub2(*(const __half2*)&w[i], off);
         a[i] = *(const uint32_t*)&h;
+    }
+}
+
+// The same of values 4 tig .. 4 tig + 3 (of 16).
+template <class F> __device__ __forceinline__ void extras(const uint8_t* b, int gid, int tig, uint32_t (&a)[4]) {
+    if constexpr (F::SUB == 32) {
+        extra_halves<F>(F::extra(b, 2 * tig, gid) * 0x10001u, F::extra(b, 2 * tig + 1, gid) * 0x10001u, a);
+    } else {
+        extra_halves<F>(F::extra(b, 4 * tig, gid) | F::extra(b, 4 * tig + 1, gid) << 16, F::extra(b, 4 * tig + 2, gid) | F::extra(b, 4 * tig + 3, gid) << 16, a);
     }
 }
 
@@ -548,6 +550,10 @@ template <class F> __device__ __forceinline__ void decode_rows(const uint8_t* __
 #define PRODUCT_KERNELS(F)                                                                                                \
     extern "C" __global__ void __launch_bounds__(512, 1) gemv_1(GEMV_PARAMETERS, int stages, int round) {                 \
         one::gemv<F, 1>(FEW, Acts{q, meta, d, s16}, K, passes, stages, round);                                            \
+    }                                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(512, 1) gemv_normed(GEMV_PARAMETERS, int stages, int round, const float* x, const float* delta, \
+                                                                     const float* weights, float* sum, float eps) {      \
+        one::gemv<F, 1, true>(FEW, Acts{q, meta, d, s16}, K, passes, stages, round, one::Norm{x, delta, weights, sum, eps}); \
     }                                                                                                                     \
     extern "C" __global__ void __launch_bounds__(512, 1) gemv_2(GEMV_PARAMETERS, int stages, int round) {                 \
         one::gemv<F, 2>(FEW, Acts{q, meta, d, s16}, K, passes, stages, round);                                            \

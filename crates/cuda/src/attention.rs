@@ -35,6 +35,9 @@ fn heads_max(c_v: usize) -> usize {
 const DECODE_THREADS: usize = 128;
 const RING_BYTES: usize = 4 * 3 * (2048 + 256);
 
+/// Threads of a fold's thread block: as in `kernels/attention.cu`.
+const FOLD_THREADS: u32 = 288;
+
 /// Shared memory that the driver keeps a thread block for itself.
 const SHARED_RESERVED: usize = 1024;
 
@@ -462,8 +465,11 @@ impl Attention {
         let grid = [heads, c.div_ceil(32), 1].map(|n| n as u32);
         // SAFETY: as the kernel takes them; lengths are checked.
         unsafe {
-            self.fold
-                .launch(stream, Launch::grid(grid, [512, 1, 1]).start(start), &args)
+            self.fold.launch(
+                stream,
+                Launch::grid(grid, [FOLD_THREADS, 1, 1]).start(start),
+                &args,
+            )
         }
     }
 }

@@ -9,17 +9,18 @@ pub(crate) use cut::meets_sums;
 pub use step::StepRecord;
 
 use gguf::TensorType;
+use quant::act::Passes;
 use quant::formats::{self, Class};
 use quant::product::act_block;
 
-use crate::acts::{Acts, Layout, SHARING_MAX};
+use crate::acts::{Acts, Layout, SHARING_MAX, Shape};
 use crate::device::Device;
 use crate::error::{Error, length};
 use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
 use crate::stream::Stream;
 use crate::weights::Weights;
-use cut::{FewCut, FloatCut, ManyCut, OneCut, Room};
+use cut::{FewCut, FloatCut, ManyCut, NORM_MAX, OneCut, Room};
 
 /// Columns that the kernels for few take.
 pub const FEW_MAX: usize = 16;
@@ -39,6 +40,19 @@ pub struct Output<'a> {
     pub bias: Option<&'a Buffer<f32>>,
     /// `[T, N]`.
     pub y: &'a mut Buffer<f32>,
+}
+
+/// What a product's activations are the norm of, of one token: `norm(x + delta) * w`.
+#[derive(Debug)]
+pub struct Before<'a> {
+    /// `[K]`.
+    pub x: &'a Buffer<f32>,
+    /// What is added to it, and where the sum goes, which must be other memory, `[K]` each.
+    pub delta: Option<(&'a Buffer<f32>, &'a mut Buffer<f32>)>,
+    /// `[K]`.
+    pub w: &'a Buffer<f32>,
+    /// Of the norm.
+    pub eps: f32,
 }
 
 /// The products of one format.
@@ -83,6 +97,8 @@ impl Many {
 struct Few {
     /// For 1 and 2 columns.
     one: [Kernel; OneCut::COLUMNS_MAX],
+    /// For 1 column that it makes itself.
+    normed: Kernel,
     /// For up to 8 and up to 16 columns, and registers a thread.
     some: [(Kernel, usize); 2],
 }
@@ -155,6 +171,7 @@ impl Product {
             kernels: Kernels::Quantised {
                 few: Few {
                     one: [few("gemv_1")?, few("gemv_2")?],
+                    normed: few("gemv_normed")?,
                     some: [some("gemv_8")?, some("gemv_16")?],
                 },
                 many: ManyCut::all(ty, compute)
@@ -270,10 +287,73 @@ impl Product {
         }
         room(OP, "K", shape.k, 1)?;
         if shape.columns() <= FEW_MAX {
-            self.few(stream, start, acts, few, outputs)
+            self.few(stream, start, acts, few, outputs, None)
         } else {
             self.many_columns(name, stream, start, acts, many, outputs)
         }
+    }
+
+    /// Whether [`Product::normed`] takes matrices of this K.
+    pub fn norms(&self, k: usize) -> bool {
+        matches!(self.kernels, Kernels::Quantised { .. }) && (1..=NORM_MAX).contains(&k)
+    }
+
+    /// [`Product::together`] of one token, whose activations are made in the same launch, as
+    /// [`Ops::residual_norm_to`](crate::ops::Ops::residual_norm_to) makes them; `acts` has them afterwards.
+    ///
+    /// # Errors
+    /// As [`Product::together`], and if K is not one that [`Product::norms`].
+    pub fn normed(
+        &self,
+        stream: &Stream,
+        start: Start,
+        before: Before<'_>,
+        acts: &mut Acts,
+        outputs: &mut [Output<'_>],
+    ) -> Result<(), Error> {
+        const OP: &str = "products of a norm";
+        let (Kernels::Quantised { few, .. }, Some(block)) = (&self.kernels, act_block(self.ty))
+        else {
+            return Err(Error::Format {
+                op: OP,
+                format: self.ty.name(),
+            });
+        };
+        let over = outputs.len().saturating_sub(TOGETHER_MAX);
+        length(OP, "matrices over the limit", over, 0)?;
+        let Some(k) = outputs.first().map(|output| output.w.k()) else {
+            return Ok(());
+        };
+        length(OP, "K over the limit", k.saturating_sub(NORM_MAX), 0)?;
+        room(OP, "K", k, 1)?;
+        let shape = Shape {
+            tokens: 1,
+            k,
+            block,
+            passes: Passes::One,
+        };
+        acts.written(OP, shape)?;
+        room(OP, "values of x", before.x.len(), k)?;
+        room(OP, "weights", before.w.len(), k)?;
+        if let Some((delta, sum)) = &before.delta {
+            room(OP, "values of the delta", delta.len(), k)?;
+            room(OP, "values of the sum", sum.len(), k)?;
+            let apart = usize::from(
+                sum.address() != before.x.address() && sum.address() != delta.address(),
+            );
+            length(OP, "memory of the sum that is another", apart, 1)?;
+        }
+        for output in outputs.iter() {
+            let n = output.w.n();
+            self.check(OP, output.w)?;
+            self.check_acts(OP, output.w, acts)?;
+            room(OP, "values of y", output.y.len(), n)?;
+            room(OP, "rows", n, 1)?;
+            if let Some(bias) = output.bias {
+                room(OP, "bias", bias.len(), n)?;
+            }
+        }
+        self.few(stream, start, acts, few, outputs, Some(before))
     }
 
     /// The launches of [`Product::together`] of many columns, whose operands are checked.
@@ -355,7 +435,7 @@ impl Product {
         unsafe { kernel.launch(stream, launch([grid, 1, 1]), &args) }
     }
 
-    /// The launch of [`Product::together`], whose operands are checked.
+    /// The launch of [`Product::together`] or [`Product::normed`], whose operands are checked.
     fn few(
         &self,
         stream: &Stream,
@@ -363,6 +443,7 @@ impl Product {
         acts: &Acts,
         few: &Few,
         outputs: &mut [Output<'_>],
+        before: Option<Before<'_>>,
     ) -> Result<(), Error> {
         let shape = acts.shape();
         let columns = shape.columns();
@@ -380,17 +461,36 @@ impl Product {
         ];
         const LAST: usize = 7;
         const ALL: usize = 4 * TOGETHER_MAX + LAST;
-        // Those of the kernels for one token come behind.
-        let mut args = [Arg::NULL; ALL + 2];
+        // Those of the kernels for one token come behind, and those of a norm.
+        let mut args = [Arg::NULL; ALL + 2 + 5];
+        let mut count = ALL;
         for (to, from) in args.iter_mut().zip(of.as_flattened().iter().chain(&last)) {
             *to = *from;
         }
         let (kernel, grid, warps, shared_bytes) = if columns <= OneCut::COLUMNS_MAX {
             let room = Room::of(properties, 0);
-            let cut = OneCut::of(self.ty, tiles, shape.k, columns, &room);
-            args[ALL] = (cut.stages as i32).into();
-            args[ALL + 1] = (cut.round as i32).into();
-            let kernel = &few.one[columns - 1];
+            let cut = OneCut::of(self.ty, tiles, shape.k, columns, before.is_some(), &room);
+            args[ALL..ALL + 2]
+                .copy_from_slice(&[cut.stages as i32, cut.round as i32].map(Arg::from));
+            count = ALL + 2;
+            let kernel = match &before {
+                None => &few.one[columns - 1],
+                Some(Before { x, delta, w, eps }) => {
+                    let [delta, sum] = match delta {
+                        None => [Arg::NULL; 2],
+                        Some((delta, sum)) => [Arg::from(*delta), Arg::from(&**sum)],
+                    };
+                    args[count..].copy_from_slice(&[
+                        (*x).into(),
+                        delta,
+                        (*w).into(),
+                        sum,
+                        (*eps).into(),
+                    ]);
+                    count = args.len();
+                    &few.normed
+                }
+            };
             (kernel, cut.grid, cut.warps, cut.shared_bytes)
         } else {
             let (kernel, registers) = &few.some[usize::from(columns > 8)];
@@ -400,16 +500,11 @@ impl Product {
         };
         let over = shared_bytes.saturating_sub(properties.shared_bytes_block_max);
         length("product", "bytes of shared memory over the limit", over, 0)?;
-        let args = &args[..if columns <= OneCut::COLUMNS_MAX {
-            ALL + 2
-        } else {
-            ALL
-        }];
         let launch = Launch::new(grid, warps * 32)
             .shared(shared_bytes)
             .start(start);
         // SAFETY: the arguments are those of `gemv_*`; the lengths of all buffers were checked.
-        unsafe { kernel.launch(stream, launch, args) }
+        unsafe { kernel.launch(stream, launch, &args[..count]) }
     }
 
     /// `y[T, N]` of `tokens` rows of `x` and float weights.
@@ -564,6 +659,7 @@ impl Product {
                 let few = [
                     ("1", &few.one[0]),
                     ("2", &few.one[1]),
+                    ("1 normed", &few.normed),
                     ("8", &few.some[0].0),
                     ("16", &few.some[1].0),
                 ];

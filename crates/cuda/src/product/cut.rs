@@ -18,6 +18,9 @@ const REGISTERS: usize = 65536;
 /// Shared memory that the driver keeps for itself, a thread block.
 const RESERVED_BYTES: usize = 1024;
 
+/// Width of a norm that a product of one token makes itself.
+pub(super) const NORM_MAX: usize = 8192;
+
 /// Bytes on the way that keep a multiprocessor's share of the memory busy.
 const WAY_BYTES: usize = 96 << 10;
 
@@ -237,13 +240,23 @@ impl OneCut {
     /// Bytes of sums that wait.
     const SUMS_BYTES: usize = 12 << 10;
 
-    pub(super) fn of(ty: TensorType, tiles: usize, k: usize, columns: usize, room: &Room) -> Self {
+    /// `normed`: the activations are made of a row that lies where sums will.
+    pub(super) fn of(
+        ty: TensorType,
+        tiles: usize,
+        k: usize,
+        columns: usize,
+        normed: bool,
+        room: &Room,
+    ) -> Self {
         let grid = room.multiprocessors.min(tiles).max(1);
         let (of_block, chunks) = (tiles.div_ceil(grid), k.div_ceil(CHUNK).max(1));
         let sums = chunks * columns * 64;
         let round = (Self::SUMS_BYTES / sums).clamp(1, of_block);
         let turns = if of_block > round { 2 } else { 1 };
-        let rest = all_acts_bytes(ty, k, columns) + turns * round * sums;
+        // The row, which begins at whole 16 bytes, and a factor.
+        let row = if normed { 4 * k + 4 + 12 } else { 0 };
+        let rest = all_acts_bytes(ty, k, columns) + (turns * round * sums).max(row);
         let most = room.shared_bytes / 10 * (10 - Self::SPARED_TENTHS);
         let budget = most.min(room.shared_bytes_block).saturating_sub(rest);
         let stage = stage_bytes(ty) + 16;
@@ -457,8 +470,14 @@ mod tests {
                         continue;
                     }
                     for columns in 1..=OneCut::COLUMNS_MAX {
-                        for tiles in [1, 64, 320, 1728, 9504] {
-                            let cut = OneCut::of(ty, tiles, k, columns, &room);
+                        for (tiles, normed) in [1, 64, 320, 1728, 9504]
+                            .into_iter()
+                            .flat_map(|tiles| [(tiles, false), (tiles, true)])
+                        {
+                            if normed && (columns > 1 || k > NORM_MAX) {
+                                continue;
+                            }
+                            let cut = OneCut::of(ty, tiles, k, columns, normed, &room);
                             assert!(
                                 cut.shared_bytes <= room.shared_bytes_block,
                                 "{} {k} {columns}: {cut:?}",

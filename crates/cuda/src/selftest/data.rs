@@ -40,7 +40,7 @@ impl Random {
 }
 
 /// Kinds of tokens.
-const TOKEN_KINDS: usize = 11;
+pub(super) const TOKEN_KINDS: usize = 11;
 
 /// `tokens` rows of `k` values. Every token is of one kind, and all kinds come in turn.
 pub(super) fn activations(random: &mut Random, tokens: usize, k: usize) -> Vec<f32> {

@@ -1,5 +1,7 @@
 //! Activation blocks, products, decoded rows.
 
+use cpu::isa::Isa;
+use cpu::ops as want;
 use gguf::TensorType;
 use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::formats::{self, Class};
@@ -13,7 +15,7 @@ use crate::acts::{Acts, Quantiser, Shape};
 use crate::error::Error;
 use crate::kernel::Start;
 use crate::memory::Buffer;
-use crate::product::{FEW_MAX, Output, Product, StepRecord};
+use crate::product::{Before, FEW_MAX, Output, Product, StepRecord};
 use crate::stream::Stream;
 use crate::weights::Weights;
 
@@ -99,6 +101,7 @@ pub(super) fn format(
     let mut many = rows("product, many", "T 17..197");
     let mut decoded = rows("rows", "T 9");
     let mut together = rows("products", "T 1..70, 1 to 3 matrices, bias");
+    let mut normed = rows("norm, products", "T 1, 2 and 3 matrices, bias");
     let mut shared = Row::new(
         "products, shared",
         ty.name(),
@@ -122,6 +125,7 @@ pub(super) fn format(
             compare_begin(stream, &product, &weights, &matrix, &mut random, &mut begun)?;
             if n == ROWS[1] && formats::class(ty) != Some(Class::Float) {
                 compare_together(stream, options, &product, k, &mut random, &mut together)?;
+                compare_normed(stream, options, &product, k, &mut random, &mut normed)?;
             }
             // Long rows by many tokens would only take the definition long.
             let long = k >= 5120 && n > 37;
@@ -204,6 +208,7 @@ pub(super) fn format(
     if together.compared > 0 {
         compare_shared(stream, options, &product, &mut shared)?;
         done(together);
+        done(normed);
         done(shared);
     }
     Ok(())
@@ -307,6 +312,89 @@ fn compare_together(
                 let wanted = bias.as_ref().map_or(product, |b| product + b[i % n]);
                 row.compare(*found, wanted, || {
                     format!("K {k}, T {tokens}, matrix {m} of N {n}: row {}", i % n)
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One token's products that make their activations, of a sum or of a row alone, with weights of the norm.
+fn compare_normed(
+    stream: &Stream,
+    options: &Options,
+    product: &Product,
+    k: usize,
+    random: &mut Random,
+    row: &mut Row,
+) -> Result<(), Error> {
+    const EPS: f32 = 1e-6;
+    let (ty, isa) = (product.ty(), Isa::best());
+    let block = act_block(ty).expect("a quantised format");
+    let up = |values: &[f32]| Buffer::from_slice(stream, values);
+    let kinds = data::TOKEN_KINDS;
+    let x = data::activations(random, kinds, k);
+    let delta = data::activations(random, kinds, k);
+    let w = data::activations(random, 1, k);
+    let w_there = up(&w)?;
+    let mut matrices = Vec::new();
+    for (i, n) in [37, 16, 130].into_iter().enumerate() {
+        let mut random = Random::new(options.seed + (n * 37 + k + i) as u64);
+        let bytes = data::weights(&mut random, ty, n, k);
+        let weights = Weights::upload(stream, &TileMatrix::new(ty, n, k, &bytes))?;
+        let bias = (i == 1).then(|| data::activations(&mut random, 1, n));
+        let on_device = bias.as_ref().map(|b| up(b)).transpose()?;
+        let y = Buffer::new(stream.device(), n)?;
+        matrices.push((n, bytes, weights, bias, on_device, y));
+    }
+    let mut acts = Acts::new(stream, 1, k)?;
+    let mut found_sum = Buffer::new(stream.device(), k)?;
+    for t in 0..2 * kinds {
+        let with_delta = t >= kinds;
+        let at = t % kinds * k..(t % kinds + 1) * k;
+        let mut sum = x[at.clone()].to_vec();
+        let on_device = [up(&sum)?, up(&delta[at.clone()])?];
+        let [x, delta_there] = &on_device;
+        if with_delta {
+            want::add(isa, &mut sum, &delta[at]);
+        }
+        let mut normed = vec![0.0; k];
+        want::rms_norm(isa, &sum, Some(&w), EPS, &mut normed);
+        for (.., y) in &mut matrices {
+            y.fill_bytes(stream, 0x55)?;
+        }
+        found_sum.fill_bytes(stream, 0x55)?;
+        // All matrices, or two of them.
+        let count = 3 - t % 2;
+        let mut outputs: Vec<Output<'_>> = matrices[..count]
+            .iter_mut()
+            .map(|(_, _, w, _, bias, y)| Output {
+                w,
+                bias: bias.as_ref(),
+                y,
+            })
+            .collect();
+        let before = Before {
+            x,
+            delta: with_delta.then_some((delta_there, &mut found_sum)),
+            w: &w_there,
+            eps: EPS,
+        };
+        product.normed(stream, Start::Overlapped, before, &mut acts, &mut outputs)?;
+        compare_acts(stream, &acts, &normed, row)?;
+        if with_delta {
+            for (i, (found, wanted)) in found_sum.to_vec(stream)?.iter().zip(&sum).enumerate() {
+                row.compare(*found, *wanted, || format!("K {k}, kind {t}: sum {i}"));
+            }
+        }
+        let columns = columns(&normed, k, block, Passes::One);
+        for (m, (n, bytes, _, bias, _, y)) in matrices[..count].iter().enumerate() {
+            let matrix = TileMatrix::new(ty, *n, k, bytes);
+            for (i, found) in y.to_vec(stream)?.iter().enumerate() {
+                let product = dot_quantised(&matrix, i, &columns[0]);
+                let wanted = bias.as_ref().map_or(product, |b| product + b[i]);
+                row.compare(*found, wanted, || {
+                    format!("K {k}, kind {t}, matrix {m} of N {n}: row {i}")
                 });
             }
         }

@@ -115,6 +115,7 @@ impl Cuda<'_> {
         let w = Some(self.weights.vector(norm));
         let added = added.map(|added| delta(&self.weights, &added));
         let (stream, start, width, eps) = (&self.stream, self.start, c.width, c.norm_eps);
+        let x = if self.summed { &mut self.last[0] } else { x };
         self.ops
             .residual_norm_to(stream, start, tokens, width, eps, x, added, w, out)?;
         if tokens > FEW_MAX {

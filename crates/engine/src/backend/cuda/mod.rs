@@ -52,6 +52,8 @@ pub(crate) struct Cuda<'m> {
     /// Cosines and sines of the chunk's positions, for layers without and with a window.
     angles: [[Buffer<f32>; 2]; 2],
     last: [Buffer<f32>; 2],
+    /// Whether a generated token's residual stream is in the first of them: products that add to it leave the sum elsewhere.
+    summed: bool,
     logits: Buffer<f32>,
     host_logits: Mailbox<f32>,
     /// What a generated token's step begins with, and its angles on the way there.
@@ -120,6 +122,7 @@ impl<'m> Cuda<'m> {
             ids: zeros_of(&stream, ubatch)?,
             angles: [angles(&model.rope)?, angles(&model.rope_windowed)?],
             last: [zeros(LOGIT_ROWS * c.width)?, zeros(LOGIT_ROWS * c.width)?],
+            summed: false,
             logits: zeros(rows * c.n_vocab)?,
             host_logits: Mailbox::new(&device, rows * c.n_vocab)?,
             record: StepRecord::new(&device, pairs)?,
@@ -359,6 +362,7 @@ impl Backend for Cuda<'_> {
         self.run(|b| {
             let (n, c) = (tokens.len(), b.model.config());
             let factor = c.embedding_scale;
+            b.summed = false;
             if let [token] = *tokens
                 && b.generated
             {
@@ -390,9 +394,13 @@ impl Backend for Cuda<'_> {
     ) {
         self.run(|b| {
             let c = b.model.config();
+            if b.enters_at_once(added.as_ref(), tokens, &outputs) {
+                return b.enter_at_once(added, norm, x, normed, &mut outputs);
+            }
             let blocks = outputs
                 .each_ref()
                 .map(|(linear, _)| act_block(linear.w.ty()));
+            let x = if b.summed { &mut b.last[0] } else { x };
             let w = Some(b.weights.vector(norm));
             let added = added.map(|added| delta(&b.weights, &added));
             let reads = |block| blocks.contains(&block);
@@ -601,6 +609,7 @@ impl Backend for Cuda<'_> {
             let c = b.model.config();
             let (stream, start, width, eps) = (&b.stream, b.start, c.width, c.norm_eps);
             let added = Some(delta(&b.weights, &added));
+            let x = if b.summed { &mut b.last[0] } else { x };
             b.ops
                 .residual_norm(stream, start, tokens, width, eps, x, added, None, None)
         });
@@ -640,7 +649,9 @@ impl Backend for Cuda<'_> {
             let c = model.config();
             let output = model.output();
             let [copied, normed] = &mut b.last;
-            let from = if rows.start == 0 {
+            let from = if b.summed {
+                &*copied
+            } else if rows.start == 0 {
                 x
             } else {
                 copied.copy_from(&b.stream, 0, x, rows.start * c.width..rows.end * c.width)?;

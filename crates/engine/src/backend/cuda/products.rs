@@ -1,9 +1,10 @@
 //! Products of quantised or float activations.
 
 use super::Cuda;
-use crate::model::Linear;
+use crate::backend::Added;
+use crate::model::{Linear, Vector};
 use cuda::Buffer;
-use cuda::product::{Output, TOGETHER_MAX};
+use cuda::product::{Before, Output, TOGETHER_MAX};
 use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::act_block;
 
@@ -37,6 +38,72 @@ impl Cuda<'_> {
                 .quantise(&self.stream, self.start, x, shape, acts)?;
         }
         Ok(())
+    }
+
+    /// Whether one launch can norm a generated token's residual stream and multiply what comes of it with the first of these.
+    pub(super) fn enters_at_once(
+        &self,
+        added: Option<&Added<'_, Self>>,
+        tokens: usize,
+        outputs: &[(&Linear, &mut Buffer<f32>)],
+    ) -> bool {
+        let Some((first, _)) = outputs.first() else {
+            return false;
+        };
+        let block = act_block(first.w.ty());
+        self.generated
+            && tokens == 1
+            && added.is_none_or(|added| added.norm.is_none())
+            && self.weights.matrix(&first.w).1.norms(first.w.k())
+            && outputs
+                .iter()
+                .all(|(linear, _)| act_block(linear.w.ty()) == block)
+    }
+
+    /// [`Backend::enter`](crate::backend::Backend::enter) of a generated token, where that is so.
+    pub(super) fn enter_at_once(
+        &mut self,
+        added: Option<Added<'_, Self>>,
+        norm: &Vector,
+        x: &mut Buffer<f32>,
+        normed: &Buffer<f32>,
+        outputs: &mut [(&Linear, &mut Buffer<f32>)],
+    ) -> Result<(), cuda::Error> {
+        let ty = outputs[0].0.w.ty();
+        let same = outputs
+            .iter()
+            .take(TOGETHER_MAX)
+            .take_while(|(linear, _)| linear.w.ty() == ty)
+            .count();
+        let (first, rest) = outputs.split_at_mut(same);
+        let [kept, _] = &mut self.last;
+        let (x, sum) = if self.summed {
+            (&*kept, x)
+        } else {
+            (&*x, kept)
+        };
+        self.summed ^= added.is_some();
+        let before = Before {
+            x,
+            delta: added.map(|added| (added.delta, sum)),
+            w: self.weights.vector(norm),
+            eps: self.model.config().norm_eps,
+        };
+        let acts = match act_block(ty) {
+            Some(BLOCK32) => &mut self.acts32,
+            _ => &mut self.acts256,
+        };
+        let (_, product) = self.weights.matrix(&first[0].0.w);
+        let mut together: Vec<Output<'_>> = first
+            .iter_mut()
+            .map(|(linear, y)| Output {
+                w: self.weights.matrix(&linear.w).0,
+                bias: linear.bias.as_ref().map(|b| self.weights.vector(b)),
+                y,
+            })
+            .collect();
+        product.normed(&self.stream, self.start, before, acts, &mut together)?;
+        self.products(normed, 1, rest)
     }
 
     /// Products of one input `x`, which has been quantised, with their biases: neighbours of one format together.

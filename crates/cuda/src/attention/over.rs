@@ -114,7 +114,7 @@ impl Attention {
         self.decode(stream, start, table, position, params, q, partials)
     }
 
-    /// [`Attention::prefill`] over some blocks, without sinks.
+    /// [`Attention::prefill`] over some blocks.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn prefill_over(
         &self,
@@ -127,6 +127,7 @@ impl Attention {
         tokens: usize,
         q: &Buffer<f32>,
         step: Step,
+        sinks: Option<&Buffer<f32>>,
         spans: &mut Spans,
         out: &mut Buffer<f32>,
     ) -> Result<(), Error> {
@@ -140,7 +141,7 @@ impl Attention {
             tokens,
             q,
             step,
-            None,
+            sinks,
             spans,
             out,
         )

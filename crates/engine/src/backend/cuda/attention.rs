@@ -130,6 +130,7 @@ impl Attends {
         q: &Buffer<f32>,
         spans: &[Placed<'_, Cuda<'_>>],
         step: Step,
+        sinks: Option<&Buffer<f32>>,
         out: &mut Buffer<f32>,
     ) -> Result<(), cuda::Error> {
         let params = Params {
@@ -219,6 +220,7 @@ impl Attends {
                 attending.tokens,
                 q,
                 step,
+                sinks,
                 &mut self.spans,
                 out,
             )?;
@@ -248,11 +250,17 @@ impl Attends {
         Ok(())
     }
 
-    /// Folds a generated token's partial results, rotates heads back if asked, and quantises what comes of it in blocks of some size.
+    /// The layer whose attention was given last.
+    pub(super) fn layer(&self) -> usize {
+        self.layer
+    }
+
+    /// Folds a generated token's partial results and sinks, rotates heads back if asked, and quantises what comes of it in blocks of some size.
     pub(super) fn fold(
         &self,
         given: Given<'_>,
         rotated: bool,
+        sinks: Option<&Buffer<f32>>,
         blocks: Option<(&mut Acts, usize)>,
         attended: &mut Buffer<f32>,
     ) -> Result<(), cuda::Error> {
@@ -263,7 +271,7 @@ impl Attends {
             &self.lists[self.layer].parts,
             &self.partials,
             totals,
-            None,
+            sinks,
             attended,
             hadamard(rotated),
             blocks.map(|(acts, block)| (acts, block, Passes::One)),
@@ -362,7 +370,11 @@ pub(super) fn turning<'a>(
     } else {
         &model.rope
     };
-    let norm = |norm: &'a Option<Vector>| norm.as_ref().map(|w| weights.vector(w));
+    // Norms of all heads together are a step of their own.
+    let norm = |norm: &'a Option<Vector>| {
+        let norm = norm.as_ref().map(|w| weights.vector(w));
+        norm.filter(|w| w.len() == c.head_k)
+    };
     DeviceTurn {
         bias: [None; 3],
         norm: [norm(&turn.layer.q_norm), norm(&turn.layer.k_norm)],

@@ -7,12 +7,6 @@ namespace {
 
 constexpr int THREADS = 1024;
 
-__device__ __forceinline__ unsigned long long now_ns() {
-    unsigned long long t;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-    return t;
-}
-
 }  // namespace
 
 // Copies n values to host memory, then sets the bell. One thread block.
@@ -32,15 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) take_back(const unsigned* 
     __shared__ bool is_there;
     wait_for_previous();
     let_next_start();
-    if (threadIdx.x == 0) {
-        is_there = (int)(read_bell(bell) - number) >= 0;
-        // Who was late once is not waited for again.
-        if (!is_there && read_bell(late) == 0) {
-            const unsigned long long end = now_ns() + patience_ns;
-            while (!is_there && now_ns() < end) is_there = (int)(read_bell(bell) - number) >= 0;
-            if (!is_there) ring_bell(late, 1);
-        }
-    }
+    if (threadIdx.x == 0) is_there = await_bell(bell, number, patience_ns, late);
     __syncthreads();
     const volatile float* there = from;
     for (int i = threadIdx.x; i < n; i += THREADS) values[i] = is_there ? there[i] : 0.0f;

@@ -4,7 +4,7 @@
 // last may have some to spare; a place is a row of the products' outputs, and with one or two passes a column or two of their inputs.
 //
 //   scores    router [E, D], x [T, D] of a few tokens -> parts of scores, a chunk of 512 values each (experts_route.cuh)
-//   tell      scores [T, E], x [T, D] of a few tokens -> ids [T, used] and x in host memory, for whoever places experts or computes some
+//   ask       scores [E], x [D] of one token -> ids [used] and x in host memory, for whoever places experts or computes some; where they are
 //   route     scores [T, E] -> ids, weights [T, used]
 //   group     ids -> place [pairs]; pair [places], -1 to spare; experts [blocks]; count of blocks; each expert's pairs, to host memory
 //   gather    a token's blocks, as acts.cu leaves them -> columns of its places, as gemm_many.cuh reads them
@@ -18,7 +18,7 @@
 
 namespace {
 
-constexpr int ROUTE_WARPS = 8, GROUP_THREADS = 1024, EXPERTS_MAX = 1024;
+constexpr int ROUTE_WARPS = 8, GROUP_THREADS = 1024, ASK_THREADS = 256, EXPERTS_MAX = 1024;
 
 // Exclusive sum over the threads of a full thread block; `total` of all.
 __device__ __forceinline__ int sum_before(int value, int* of_warp, int& total) {
@@ -119,27 +119,31 @@ extern "C" __global__ void __launch_bounds__(32 * ROUTE_WARPS) route(const float
     for (int j = threadIdx.x % 32; j < used; j += 32) weights[(size_t)t * used + j] = w[j];
 }
 
-// `told` [T, used] and `x_told` [T, D] are in host memory (x_told: or null); then the bell there gets `number`. One thread block. Dynamic shared memory,
-// for each warp: RouteRoom, weights as in `route`, ids [used].
-extern "C" __global__ void __launch_bounds__(32 * ROUTE_WARPS) tell(const float* z, ROUTING_PARAMETERS, int tokens, const float* x, int D, int* told, float* x_told, unsigned* bell,
-                                                                    unsigned number) {
-    extern __shared__ float rooms[];
+// One token: `told` [used] and `x_told` [D] are in host memory; then the bell there gets `number`, and the host says in `answer` [used] where each of the
+// chosen experts is (0: with the host), and rings in turn: to `blobs` [E], of the chosen alone. `flag` becomes 0. One thread block. Dynamic shared
+// memory: RouteRoom, weights as in `route`, ids [used].
+extern "C" __global__ void __launch_bounds__(ASK_THREADS) ask(const float* z, ROUTING_PARAMETERS, const float* x, int D, int* told, float* x_told, unsigned* told_bell, unsigned number,
+                                                              const unsigned* answer_bell, const uint64_t* answer, uint64_t* blobs, unsigned* flag, unsigned long long patience_ns,
+                                                              unsigned* late) {
+    extern __shared__ __align__(16) uint8_t room[];
+    __shared__ bool is_there;
+    float* weights = (float*)(room + RouteRoom::bytes(experts));
+    int* ids = (int*)(weights + max(used, groups_used));
     wait_for_previous();
     let_next_start();
-    const int warp = threadIdx.x / 32, own = max(used, groups_used);
-    float* room = rooms + warp * (RouteRoom::bytes(experts) / 4 + own + used);
-    float* w = room + RouteRoom::bytes(experts) / 4;
-    int* ids = (int*)(w + own);
-    for (int t = warp; t < tokens; t += ROUTE_WARPS) {
-        route(ROUTING, scores_of(ROUTING, z, t), RouteRoom(room, experts), ids, w);
-        for (int j = threadIdx.x % 32; j < used; j += 32) told[t * used + j] = ids[j];
-        __syncwarp();
-    }
-    if (x_told != nullptr)
-        for (int i = threadIdx.x; i < tokens * D / 4; i += blockDim.x) ((float4*)x_told)[i] = ((const float4*)x)[i];
+    for (int i = threadIdx.x; i < D / 4; i += ASK_THREADS) ((float4*)x_told)[i] = ((const float4*)x)[i];
+    choose(ROUTING, scores_of(ROUTING, z, 0), RouteRoom(room, experts), ids, weights);
+    for (int j = threadIdx.x; j < used; j += ASK_THREADS) told[j] = ids[j];
+    if (threadIdx.x == 0) *flag = 0;
     __threadfence_system();
     __syncthreads();
-    if (threadIdx.x == 0) ring_bell(bell, number);
+    if (threadIdx.x == 0) {
+        ring_bell(told_bell, number);
+        is_there = await_bell(answer_bell, number, patience_ns, late);
+    }
+    __syncthreads();
+    const volatile uint64_t* from = answer;
+    for (int j = threadIdx.x; j < used; j += ASK_THREADS) blobs[ids[j]] = is_there ? from[j] : 0;
 }
 
 // One thread block. `told` [E] is in host memory, or null; the bell there gets `number` when it is written.

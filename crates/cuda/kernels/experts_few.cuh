@@ -12,6 +12,7 @@
 // weights while gate_up still runs, which therefore lets it start only after its own wait: then the scores are there.
 #pragma once
 #include "acts.cuh"
+#include "bells.cuh"
 #include "experts_route.cuh"
 #include "product.cuh"
 
@@ -90,10 +91,12 @@ struct Choice {
     RouteRoom room;
     int* ids;        // [used]
     float* weights;  // [used], or [groups_used] if those are more
+    uint8_t* end;    // a multiple of 8
 
     __device__ __forceinline__ Choice(void* at, const Routing& r)
         : blobs((uint64_t*)at), room(blobs + RouteRoom::fours(r.experts), r.experts),
-          ids((int*)((uint8_t*)(blobs + RouteRoom::fours(r.experts)) + RouteRoom::bytes(r.experts))), weights((float*)(ids + r.used)) {}
+          ids((int*)((uint8_t*)(blobs + RouteRoom::fours(r.experts)) + RouteRoom::bytes(r.experts))), weights((float*)(ids + r.used)),
+          end((uint8_t*)(ids + (r.used + max(r.used, r.groups_used) + 1) / 2 * 2)) {}
     __device__ __forceinline__ const uint8_t* blob(int j) const { return (const uint8_t*)blobs[ids[j]]; }
 };
 
@@ -117,21 +120,30 @@ template <class F> struct Ring {
     static __device__ __forceinline__ uint8_t* end(uint8_t* smem, int n) { return smem + (size_t)(blockDim.x / 32) * n * (Unit<F>::BYTES + 16); }
 };
 
-// Has every unit of this warp, `warp`, `warp + warps`, ..., below `units`, multiplied: from(unit) says where its bytes are (null: nowhere, it is
-// passed over) and how many blocks it has, use(unit, piece) is called when they are there. begin() starts the first copies.
-template <class F, class From> struct Units {
+// A unit: whose it is, its chunk and blocks, and where it begins in its blob.
+struct UnitAt {
+    uint32_t at;
+    uint16_t j;
+    uint8_t chunk, blocks;
+};
+
+// Has every unit of this warp, `warp`, `warp + warps`, ..., of a list in shared memory multiplied; those of experts that are nowhere are passed over.
+// use(unit, place of the unit, piece) is called when its bytes are there. begin() starts the first copies.
+template <class F> struct Units {
     Ring<F> ring;
-    From from;
+    const Choice& choice;
+    const UnitAt* list;
     int units, next;
 
-    __device__ __forceinline__ Units(const Ring<F>& ring, int units, From from) : ring(ring), from(from), units(units), next(threadIdx.x / 32) {}
+    __device__ __forceinline__ Units(const Ring<F>& ring, const Choice& choice, const UnitAt* list, int units)
+        : ring(ring), choice(choice), list(list), units(units), next(threadIdx.x / 32) {}
     __device__ __forceinline__ void fetch(int stage) {
         while (next < units) {
-            int blocks;
-            const uint8_t* at = from(next, blocks);
+            const UnitAt unit = list[next];
+            const uint8_t* blob = choice.blob(unit.j);
             next += blockDim.x / 32;
-            if (at == nullptr) continue;
-            copy_stage(ring.stages + stage * Unit<F>::BYTES, at, blocks * Unit<F>::BLOCK, ring.barriers + stage);
+            if (blob == nullptr) continue;
+            copy_stage(ring.stages + stage * Unit<F>::BYTES, blob + unit.at, unit.blocks * Unit<F>::BLOCK, ring.barriers + stage);
             return;
         }
     }
@@ -143,35 +155,41 @@ template <class F, class From> struct Units {
         uint32_t parity = 0;
 #pragma unroll 1
         for (int u = threadIdx.x / 32; u < units; u += blockDim.x / 32) {
-            int blocks;
-            if (from(u, blocks) == nullptr) continue;
+            const UnitAt unit = list[u];
+            if (choice.blob(unit.j) == nullptr) continue;
             barrier_wait(ring.barriers + stage, parity);
-            use(u, ring.stages + stage * Unit<F>::BYTES, blocks);
+            use(u, unit, ring.stages + stage * Unit<F>::BYTES);
             __syncwarp();
             fetch(stage);
             if (++stage == ring.n) stage = 0, parity ^= 1;
         }
     }
 };
-template <class F, class From> __device__ __forceinline__ Units<F, From> units_of(const Ring<F>& ring, int units, From from) { return Units<F, From>(ring, units, from); }
 
-// grid: (ceil(used * F / 16 / per), T): `per` pairs of tiles a thread block. z as scores_of has them, y [T, used, F]; ids, weights [T, used], written too. act: T
-// columns of one pass. Dynamic shared memory: rings, activations, sums of chunks [per][2][chunks][16], Choice.
+// grid: (ceil(used * F / 16 / per), T): `per` pairs of tiles a thread block. z as scores_of has them, y [T, used, F]. act: T columns of one pass. Dynamic
+// shared memory: rings, activations, sums of chunks [per][2][chunks][16], Choice, list of units.
 template <class F>
 __device__ __forceinline__ void gate_up(const float* z, const Routing& r, const uint64_t* blobs, uint32_t up_at, uint32_t gate_bias_at, uint32_t up_bias_at,
-                                        const Acts& act, int K, int FF, int f, float* y, int* ids, float* weights, int per, int stages) {
+                                        const Acts& act, int K, int FF, int f, float* y, int per, int stages) {
     using U = Unit<F>;
     extern __shared__ __align__(128) uint8_t smem[];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, gid = lane / 4, tig = lane % 4, t = blockIdx.y;
+    const int lane = threadIdx.x % 32, gid = lane / 4, tig = lane % 4, t = blockIdx.y;
     const int runs = K / 32, blocks = K / F::LEN, chunks = (K + CHUNK - 1) / CHUNK, tiles = FF / 16;
-    const int first = blockIdx.x * per, pairs = min(per, r.used * tiles - first);
+    const int first = blockIdx.x * per, pairs = min(per, r.used * tiles - first), all = pairs * 2 * chunks;
     const Ring<F> ring(smem, stages);
     const InShared<F, 1> own(Ring<F>::end(smem, stages), K);
     float* part = (float*)own.end;
     const Choice choice(part + per * 2 * chunks * 16, r);
-    for (int e = threadIdx.x; e < r.experts; e += blockDim.x) choice.blobs[e] = blobs[e];
+    UnitAt* list = (UnitAt*)choice.end;
+    // All that can be known before it is known who is chosen.
+    for (int u = threadIdx.x; u < all; u += blockDim.x) {
+        const int chunk = u % chunks, pair = first + u / (2 * chunks), j = pair / tiles;
+        const uint32_t tile_at = (uint32_t)((pair - j * tiles) * blocks + chunk * U::PER) * U::BLOCK;
+        list[u] = {(u / chunks % 2 ? up_at : 0) + tile_at, (uint16_t)j, (uint8_t)chunk, (uint8_t)min(U::PER, blocks - chunk * U::PER)};
+    }
     wait_for_previous();
     let_next_start();
+    for (int e = threadIdx.x; e < r.experts; e += blockDim.x) choice.blobs[e] = blobs[e];
     const int group = t / 8, column = t % 8;
     for (int i = threadIdx.x; i < runs * 2; i += blockDim.x) copy16(own.q + i * 16, (const uint8_t*)act.q + ((size_t)group * runs + i / 2) * 256 + column * 32 + i % 2 * 16);
     if constexpr (F::LEN == 32) {
@@ -183,28 +201,19 @@ __device__ __forceinline__ void gate_up(const float* z, const Routing& r, const 
                 copy16(own.meta + i * 16, (const uint8_t*)act.s16 + ((size_t)group * blocks + i / 2) * 256 + column * 32 + i % 2 * 16);
     }
     copy_commit();
-    const bool is_weighed = choose(r, scores_of(r, z, t), choice.room, choice.ids, choice.weights);
-    auto units = units_of<F>(ring, pairs * 2 * chunks, [=](int u, int& n) {
-        const int chunk = u % chunks, pair = first + u / (2 * chunks);
-        const uint8_t* blob = choice.blob(pair / tiles);
-        n = min(U::PER, blocks - chunk * U::PER);
-        return blob == nullptr ? blob : blob + (u / chunks % 2 ? up_at : 0) + ((size_t)(pair % tiles) * blocks + chunk * U::PER) * U::BLOCK;
-    });
+    choose(r, scores_of(r, z, t), choice.room, choice.ids, choice.weights);
+    Units<F> units(ring, choice, list, all);
     units.begin();
-    if (blockIdx.x == 0 && warp == 0) {
-        if (!is_weighed) weigh(r, choice.room, choice.weights);
-        for (int j = lane; j < r.used; j += 32) ids[t * r.used + j] = choice.ids[j], weights[t * r.used + j] = choice.weights[j];
-    }
     copy_wait<0>();
     __syncthreads();
-    units.all([&](int u, const uint8_t* piece, int n) {
+    units.all([&](int u, const UnitAt& unit, const uint8_t* piece) {
         float acc[4] = {};
-        multiply<F, 1>(piece, u % chunks * U::PER, n, own, acc);
+        multiply<F, 1>(piece, unit.chunk * U::PER, unit.blocks, own, acc);
         if (tig == 0) *(float2*)(part + u * 16 + 2 * gid) = make_float2(acc[0], acc[2]);
     });
     __syncthreads();
     for (int i = threadIdx.x; i < pairs * 16; i += blockDim.x) {
-        const int pair = first + i / 16, j = pair / tiles, row = pair % tiles * 16 + i % 16;
+        const int pair = first + i / 16, j = list[i / 16 * 2 * chunks].j;
         const uint8_t* blob = choice.blob(j);
         if (blob == nullptr) continue;
         float of[2];
@@ -215,6 +224,7 @@ __device__ __forceinline__ void gate_up(const float* z, const Routing& r, const 
 #pragma unroll 4
             for (int c = 1; c < chunks; c++) of[m] = __fadd_rn(of[m], from[c * 16]);
         }
+        const int row = (pair - j * tiles) * 16 + i % 16;
         if (gate_bias_at != 0) of[0] = __fadd_rn(of[0], floats(blob, gate_bias_at)[row]), of[1] = __fadd_rn(of[1], floats(blob, up_bias_at)[row]);
         y[((size_t)t * r.used + j) * FF + row] = gated_value(f, of[0], of[1]);
     }
@@ -262,12 +272,37 @@ template <class F> __device__ __forceinline__ void quantise_block(const InShared
     }
 }
 
+// Outputs of experts that are elsewhere.
+struct Foreign {
+    const float* rows;     // [T, used, D], or null
+    const unsigned* bell;  // in host memory, reaches `number` when they are there; null: they are
+    unsigned number;
+    unsigned* flag;  // in device memory
+    unsigned long long patience_ns;
+    unsigned* late;
+};
+// Waits for them; by one thread of each thread block. The first one asks over the link, the others ask it.
+__device__ __forceinline__ void await_rows(const Foreign& foreign) {
+    if (blockIdx.x == 0) {
+        await_bell(foreign.bell, foreign.number, foreign.patience_ns, foreign.late);
+        asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(foreign.flag), "r"(foreign.number) : "memory");
+        return;
+    }
+    for (;;) {
+        unsigned found;
+        asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(found) : "l"(foreign.flag) : "memory");
+        if (found == foreign.number) return;
+        __nanosleep(200);
+    }
+}
+
 // grid: (D / 16, T). x [T, used, F] of gate_up; y [T, D]: what the shared expert gave, if there is one (is_shared), of which `taken` [T] says how
-// much, or null; then the result. foreign [T, used, D] or null. Dynamic shared memory: rings, activations of every chosen expert, sums of chunks
-// [used][chunks][columns][16], outputs [used][16], Choice.
+// much, or null; then the result. Dynamic shared memory: rings, activations of every chosen expert, sums of chunks
+// [used][chunks][columns][16], outputs [used][16], Choice, list of units. ids, weights [T, used] are written, too.
 template <class F>
 __device__ __forceinline__ void down(const float* z, const Routing& r, const uint64_t* blobs, uint32_t down_at, uint32_t bias_at, const float* x,
-                                     const float* foreign, const float* taken, int is_shared, float* y, int D, int FF, int stages) {
+                                     const Foreign& foreign, const float* taken, int is_shared, float* y, int D, int FF, int* ids, float* weights,
+                                     int stages) {
     using U = Unit<F>;
     constexpr int C = U::DOWN;
     extern __shared__ __align__(128) uint8_t smem[];
@@ -280,15 +315,19 @@ __device__ __forceinline__ void down(const float* z, const Routing& r, const uin
     float* out = part + r.used * chunks * C * 16;
     const Choice choice(out + r.used * 16, r);
     for (int e = threadIdx.x; e < r.experts; e += blockDim.x) choice.blobs[e] = blobs[e];
+    UnitAt* list = (UnitAt*)choice.end;
+    for (int u = threadIdx.x; u < r.used * chunks; u += blockDim.x) {
+        const int j = u / chunks, chunk = u - j * chunks;
+        list[u] = {down_at + (uint32_t)(tile * blocks + chunk * U::PER) * U::BLOCK, (uint16_t)j, (uint8_t)chunk, (uint8_t)min(U::PER, blocks - chunk * U::PER)};
+    }
     const bool is_weighed = choose(r, scores_of(r, z, t), choice.room, choice.ids, choice.weights);
-    auto units = units_of<F>(ring, r.used * chunks, [=](int u, int& n) {
-        const int chunk = u % chunks;
-        const uint8_t* blob = choice.blob(u / chunks);
-        n = min(U::PER, blocks - chunk * U::PER);
-        return blob == nullptr ? blob : blob + down_at + ((size_t)tile * blocks + chunk * U::PER) * U::BLOCK;
-    });
+    Units<F> units(ring, choice, list, r.used * chunks);
     units.begin();
-    if (warp == 0 && !is_weighed) weigh(r, choice.room, choice.weights);
+    if (warp == 0) {
+        if (!is_weighed) weigh(r, choice.room, choice.weights);
+        if (tile == 0)
+            for (int j = lane; j < r.used; j += 32) ids[t * r.used + j] = choice.ids[j], weights[t * r.used + j] = choice.weights[j];
+    }
     wait_for_previous();
     let_next_start();
     const float* rows = x + (size_t)t * r.used * FF;
@@ -305,21 +344,27 @@ __device__ __forceinline__ void down(const float* z, const Routing& r, const uin
         }
     }
     __syncthreads();
-    units.all([&](int u, const uint8_t* piece, int n) {
+    units.all([&](int u, const UnitAt& unit, const uint8_t* piece) {
         float acc[4] = {};
-        multiply<F, C>(piece, u % chunks * U::PER, n, InShared<F, C>(acts + u / chunks * acts_bytes, FF), acc);
+        multiply<F, C>(piece, unit.chunk * U::PER, unit.blocks, InShared<F, C>(acts + unit.j * acts_bytes, FF), acc);
         if (tig == 0) {
 #pragma unroll
             for (int c = 0; c < C; c++) *(float2*)(part + (u * C + c) * 16 + 2 * gid) = make_float2(acc[c], acc[2 + c]);
         }
     });
+    if (foreign.bell != nullptr && threadIdx.x == 0) {
+        bool is_any = false;
+        for (int j = 0; j < r.used; j++) is_any |= choice.blob(j) == nullptr;
+        if (is_any) await_rows(foreign);
+    }
     __syncthreads();
+    const volatile float* given = foreign.rows;
     for (int i = threadIdx.x; i < r.used * 16; i += blockDim.x) {
         const int j = i / 16, row = tile * 16 + i % 16;
         const uint8_t* blob = choice.blob(j);
         float both = 0.0f;
         if (blob == nullptr) {
-            both = foreign != nullptr ? foreign[((size_t)t * r.used + j) * D + row] : __int_as_float(0x7fc00000);
+            both = given != nullptr ? given[((size_t)t * r.used + j) * D + row] : __int_as_float(0x7fc00000);
         } else {
 #pragma unroll
             for (int c = 0; c < C; c++) {
@@ -348,12 +393,14 @@ __device__ __forceinline__ void down(const float* z, const Routing& r, const uin
 #define EXPERTS_FEW_KERNELS(F)                                                                                                                              \
     extern "C" __global__ void __launch_bounds__(512, 2) gate_up(const float* z, ROUTING_PARAMETERS, const uint64_t* blobs, uint32_t up_at,                 \
                                                                  uint32_t gate_bias_at, uint32_t up_bias_at, const uint2* q, const int2* meta,             \
-                                                                 const float* d, const uint2* s16, int K, int FF, int f, float* y, int* ids,               \
-                                                                 float* weights, int per, int stages) {                                                    \
-        experts::gate_up<F>(z, ROUTING, blobs, up_at, gate_bias_at, up_bias_at, Acts{q, meta, d, s16}, K, FF, f, y, ids, weights, per, stages);             \
+                                                                 const float* d, const uint2* s16, int K, int FF, int f, float* y, int per,                \
+                                                                 int stages) {                                                                            \
+        experts::gate_up<F>(z, ROUTING, blobs, up_at, gate_bias_at, up_bias_at, Acts{q, meta, d, s16}, K, FF, f, y, per, stages);                           \
     }                                                                                                                                                       \
     extern "C" __global__ void __launch_bounds__(512, 2) down(const float* z, ROUTING_PARAMETERS, const uint64_t* blobs, uint32_t down_at,                  \
-                                                              uint32_t bias_at, const float* x, const float* foreign, const float* taken, int is_shared,   \
-                                                              float* y, int D, int FF, int stages) {                                                       \
-        experts::down<F>(z, ROUTING, blobs, down_at, bias_at, x, foreign, taken, is_shared, y, D, FF, stages);                                              \
+                                                              uint32_t bias_at, const float* x, const float* rows, const unsigned* bell, unsigned number,  \
+                                                              unsigned* flag, unsigned long long patience_ns, unsigned* late, const float* taken,           \
+                                                              int is_shared, float* y, int D, int FF, int* ids, float* weights, int stages) {              \
+        experts::down<F>(z, ROUTING, blobs, down_at, bias_at, x, experts::Foreign{rows, bell, number, flag, patience_ns, late}, taken, is_shared, y, D, FF, \
+                         ids, weights, stages);                                                                                                           \
     }

@@ -226,6 +226,30 @@ impl Ops {
         unsafe { self.rows(stream, start, tokens, width, eps, x, NO_DELTA, w, out) }
     }
 
+    /// `x = norm(x) * w`, row by row of `x` `[T, D]`.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn norm_rows(
+        &self,
+        stream: &Stream,
+        start: Start,
+        tokens: usize,
+        width: usize,
+        eps: f32,
+        x: &mut Buffer<f32>,
+        w: &Buffer<f32>,
+    ) -> Result<(), Error> {
+        let op = "norm of rows";
+        at_least(op, "x", x.len(), tokens * width)?;
+        let w = optional(op, "weights", Some(w), width)?;
+        let from = Arg::from(&*x);
+        let out = Normed {
+            row: Some(x),
+            ..Normed::default()
+        };
+        // SAFETY: lengths are checked; a thread block writes its row when all of it has been read.
+        unsafe { self.rows(stream, start, tokens, width, eps, from, NO_DELTA, w, out) }
+    }
+
     /// A thread block a row.
     ///
     /// # Safety

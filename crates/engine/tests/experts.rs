@@ -84,6 +84,7 @@ fn placing(model: &Model, part: f64, share: Share) -> ExpertPlacing {
                 sides: Sides::Beside,
                 ..Costs::UNKNOWN
             },
+            reads_in_place: false,
         },
         recalled: Recalled::default(),
         emulated: Emulated::default(),

@@ -7,8 +7,11 @@ mod small;
 
 use std::ops::ControlFlow;
 
+use engine::experts::{
+    Costs, Emulated, ExpertPlacing, Policy, Recalled, Settings, Share, placed_layers,
+};
 use engine::gpu::Gpu;
-use engine::model::{ComputeDevice, LoadOptions, Model};
+use engine::model::{ComputeDevice, ExpertHome, LoadOptions, Model};
 use engine::session::{Session, SessionOptions, Wanted};
 use gguf::TensorType;
 use small::{Kind, Sizes, VOCAB};
@@ -27,24 +30,30 @@ fn tokens(n: usize) -> Vec<u32> {
     (0..n).map(token).collect()
 }
 
-fn load(kind: Kind, ty: TensorType, device: ComputeDevice) -> Model {
+fn load(kind: Kind, ty: TensorType, device: ComputeDevice, experts: ExpertHome) -> Model {
     let file = small::header(kind, SIZES, &[ty], false);
     let options = LoadOptions {
         threads: Some(2),
         device,
+        experts,
         contents: small::contents(),
-        unproven: true,
         ..LoadOptions::default()
     };
     Model::from_file(&file, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// Logits of all positions: a prompt `ubatch` tokens at a time; `None`: token by token.
-fn logits(model: &Model, tokens: &[u32], ubatch: Option<usize>) -> Vec<f32> {
+fn logits(
+    model: &Model,
+    tokens: &[u32],
+    ubatch: Option<usize>,
+    experts: Option<ExpertPlacing>,
+) -> Vec<f32> {
     let options = SessionOptions {
         ubatch: ubatch.unwrap_or(8),
         n_ctx: 1024,
         device: model.device(),
+        experts,
         ..SessionOptions::for_model(model.config())
     };
     let mut session = Session::new(model, &options).unwrap();
@@ -90,24 +99,100 @@ fn a_gpu_has_the_bits_of_the_cpu() {
             TensorType::Q8_0,
             TensorType::MXFP4,
         ] {
-            let there = load(kind, ty, ComputeDevice::Cuda(gpu.ordinal()));
-            let here = load(kind, ty, ComputeDevice::Cpu);
+            let there = load(
+                kind,
+                ty,
+                ComputeDevice::Cuda(gpu.ordinal()),
+                ExpertHome::Device,
+            );
+            let here = load(kind, ty, ComputeDevice::Cpu, ExpertHome::Device);
             let few = tokens(40);
-            let (found, wanted) = (logits(&there, &few, None), logits(&here, &few, None));
+            let (found, wanted) = (
+                logits(&there, &few, None, None),
+                logits(&here, &few, None, None),
+            );
             assert!(wanted.iter().all(|x| x.is_finite()));
             let name = ty.name();
             if let Some((n, first)) = differing(&found, &wanted) {
                 wrong.push(format!("{kind:?} {name}: {n} generated, from {first} on"));
             }
             let many = tokens(300);
-            let wanted = logits(&there, &many, Some(300));
+            let wanted = logits(&there, &many, Some(300), None);
             for cut in [1, 9, 16, 17, 64] {
                 let n = if cut == 1 { 40 } else { 300 };
-                let found = logits(&there, &many[..n], Some(cut));
+                let found = logits(&there, &many[..n], Some(cut), None);
                 if let Some((n, first)) = differing(&found, &wanted[..found.len()]) {
                     wrong.push(format!(
                         "{kind:?} {name}: {n} in chunks of {cut}, from {first} on"
                     ));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// `part` of the experts in slots.
+fn placing(model: &Model, part: f64, share: Share) -> ExpertPlacing {
+    let all = place::experts::blob_bytes(&placed_layers(&model.expert_layers()));
+    ExpertPlacing {
+        settings: Settings {
+            cache_bytes: (all as f64 * part) as u64,
+            staging_slots: 3,
+            policy: Policy::Value,
+            prompt: share,
+            generated: share,
+            costs: Costs::UNKNOWN,
+            reads_in_place: true,
+        },
+        recalled: Recalled::default(),
+        emulated: Emulated::default(),
+    }
+}
+
+#[test]
+fn experts_of_a_gpu_are_the_same_wherever_they_are() {
+    let gpu = match Gpu::first() {
+        Ok(Some(gpu)) => gpu,
+        Ok(None) => {
+            let test = "experts_of_a_gpu_are_the_same_wherever_they_are";
+            return common::skipped(test, "there is no GPU");
+        }
+        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    };
+    let device = ComputeDevice::Cuda(gpu.ordinal());
+    let mut wrong = Vec::new();
+    for (kind, ty) in [
+        (Kind::Qwen3Moe, TensorType::Q4_K),
+        (Kind::Qwen2Moe, TensorType::Q8_0),
+        (Kind::GptOss, TensorType::MXFP4),
+        (Kind::Llama, TensorType::Q6_K),
+    ] {
+        let there = load(kind, ty, device, ExpertHome::Device);
+        let placed = load(kind, ty, device, ExpertHome::Host);
+        let (few, many) = (tokens(30), tokens(200));
+        let generated = logits(&there, &few, None, None);
+        let prompt = logits(&there, &many, Some(200), None);
+        for part in [0.0, 0.1, 0.5, 1.0] {
+            for share in [
+                Share::Off,
+                Share::Fixed(0.3),
+                Share::Fixed(0.7),
+                Share::Fixed(1.0),
+                Share::Auto,
+            ] {
+                let what = format!("{kind:?} {}, {part} in slots, {share:?}", ty.name());
+                let experts = || Some(placing(&placed, part, share));
+                if let Some((n, first)) =
+                    differing(&logits(&placed, &few, None, experts()), &generated)
+                {
+                    wrong.push(format!("{what}: {n} generated, from {first} on"));
+                }
+                for cut in [5, 64, 200] {
+                    let found = logits(&placed, &many, Some(cut), experts());
+                    if let Some((n, first)) = differing(&found, &prompt) {
+                        wrong.push(format!("{what}: {n} in chunks of {cut}, from {first} on"));
+                    }
                 }
             }
         }

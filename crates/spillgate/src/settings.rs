@@ -8,7 +8,7 @@ use anyhow::Result;
 use cpu::Isa;
 use cpu::pool::Pinning;
 use engine::gpu::Gpu;
-use engine::model::{Config, Contents, LoadOptions, Model};
+use engine::model::{Config, Contents, ExpertHome, LoadOptions, Model};
 use engine::plan::machine;
 use engine::plan::session::{self, Asked, DeviceTaken, SessionPlan, Taken};
 use engine::probe;
@@ -131,6 +131,10 @@ impl Opened {
     pub fn load_planned(self, plan: SessionPlan) -> Result<Loaded> {
         let options = LoadOptions {
             device: plan.options.device,
+            experts: match plan.options.experts {
+                None => ExpertHome::Device,
+                Some(_) => ExpertHome::Host,
+            },
             ..self.options
         };
         let (model, loading) = load_model(&self.path, &self.file, &options)?;

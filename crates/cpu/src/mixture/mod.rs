@@ -347,6 +347,60 @@ impl Mixer {
         }
     }
 
+    /// What experts give tokens of `x`, without weights: of pairs of an expert and a token, by expert, ascending. `give` gets each pair's number and
+    /// output. For whoever computes a share of somebody else's mixture; what was routed before is forgotten.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn outputs(
+        &mut self,
+        pools: Pools<'_>,
+        isa: Isa,
+        f: Gate,
+        x: &Operand<'_>,
+        source: &mut impl Source,
+        pairs: &[(u32, u32)],
+        give: &mut dyn FnMut(usize, &[f32]),
+    ) {
+        let Routing { experts, used, .. } = self.shape.routing;
+        assert!(
+            pairs.len() <= self.order.len(),
+            "pairs that tokens can have"
+        );
+        assert!(pairs.is_sorted_by_key(|pair| pair.0), "pairs by expert");
+        self.tokens = 0;
+        self.starts.fill(0);
+        for (order, &(e, token)) in self.order.iter_mut().zip(pairs) {
+            self.starts[e as usize + 1] += 1;
+            *order = token * used as u32;
+        }
+        for e in 0..experts {
+            self.starts[e + 1] += self.starts[e];
+        }
+        let (pool, width) = (pools.device, self.shape.width);
+        let mut next = 0;
+        loop {
+            self.choose_wave(next);
+            if self.wave.is_empty() {
+                return;
+            }
+            let ready = source.make_ready(&self.wave);
+            assert!((1..=self.wave.len()).contains(&ready), "experts are ready");
+            self.wave.truncate(ready);
+            next = self.wave[ready - 1] as usize + 1;
+            let (parts, rows) = self.parts(source);
+            self.gather(pool, x, &parts, rows.start);
+            self.gate_and_up(pools, isa, &parts);
+            self.gate(pool, isa, f, &parts);
+            self.down(pools, isa, &parts);
+            let out = Shared::new(&mut self.out);
+            for pair in rows.clone() {
+                // SAFETY: one row after the other.
+                give(pair, unsafe {
+                    finish(isa, &out, &parts, width, pair - rows.start)
+                });
+            }
+        }
+    }
+
     /// The next experts that have tokens, from `next` on, as many as there are rows for.
     fn choose_wave(&mut self, next: usize) {
         self.wave.clear();
@@ -511,23 +565,9 @@ impl Mixer {
         y: &mut [f32],
     ) {
         let (used, width) = (self.shape.routing.used, self.shape.width);
-        // First and second pass of one row become its output, where the first one is.
         let out = Shared::new(&mut self.out);
-        let finish = |row: usize| {
-            let part = &parts[parts.partition_point(|p| p.row <= row) - 1];
-            let at = 2 * part.row + row - part.row;
-            // SAFETY: a row's two passes are its own.
-            let first = unsafe { out.part(at * width, width) };
-            if part.passes() == Passes::Two {
-                // SAFETY: as above.
-                let second = unsafe { out.part((at + part.n) * width, width) };
-                ops::add(isa, first, second);
-            }
-            if let Some(bias) = part.bias(2) {
-                add_bias(first, bias);
-            }
-            &*first
-        };
+        // SAFETY: each row of the wave is one token's.
+        let finish = |row: usize| unsafe { finish(isa, &out, parts, width, row) };
         let (weights, place) = (&self.weights, &self.place);
         let y = &mut y[..self.tokens * width];
         pool.rows(y, width, |t, y| {
@@ -539,6 +579,32 @@ impl Mixer {
             }
         });
     }
+}
+
+/// First and second pass of a wave's row become its output, where the first one is.
+///
+/// # Safety
+/// Nobody else looks at the row meanwhile.
+unsafe fn finish<'o>(
+    isa: Isa,
+    out: &'o Shared<'o, f32>,
+    parts: &[Part<'_>],
+    width: usize,
+    row: usize,
+) -> &'o [f32] {
+    let part = &parts[parts.partition_point(|p| p.row <= row) - 1];
+    let at = 2 * part.row + row - part.row;
+    // SAFETY: a row's two passes are its own.
+    let first = unsafe { out.part(at * width, width) };
+    if part.passes() == Passes::Two {
+        // SAFETY: as above.
+        let second = unsafe { out.part((at + part.n) * width, width) };
+        ops::add(isa, first, second);
+    }
+    if let Some(bias) = part.bias(2) {
+        add_bias(first, bias);
+    }
+    first
 }
 
 /// Products of a wave, by whose they are.

@@ -267,6 +267,56 @@ fn every_isa_cut_and_number_of_threads_equals_the_definition() {
     }
 }
 
+/// What a share of somebody else's mixture gives, pair by pair.
+#[test]
+fn outputs_without_weights_are_those_of_the_definition() {
+    use TensorType::{MXFP4, Q4_K, Q6_K};
+    let mut rng = Rng(12);
+    for (types, width, ff, biased, f) in [
+        ([Q4_K, Q4_K, Q6_K], 256, 256, false, Gate::Silu),
+        ([MXFP4, MXFP4, MXFP4], 96, 160, true, Gate::Clamped),
+    ] {
+        let (tokens, used) = (700, 2);
+        let shape = Shape {
+            width,
+            ff,
+            routing: routing(5, used, Weighing::Softmax),
+        };
+        let weights = Weights::new(shape, types, biased, &mut rng);
+        let x = rng.values(tokens * width);
+        // Expert 2 has none; the last one's do not fit one wave.
+        let of = |e: u32| (0..tokens as u32).filter(move |t| e != 2 && (e == 4 || t % 97 == e));
+        let pairs: Vec<(u32, u32)> = (0..5).flat_map(|e| of(e).map(move |t| (e, t))).collect();
+        for isa in Isa::available() {
+            let pool = Pool::new(3, Pinning::Free).unwrap();
+            let mut acts = Acts::new(tokens, width).unwrap();
+            let block = act_block(types[0]).unwrap();
+            acts.quantise(&pool, isa, &x, tokens, block, Passes::One);
+            let operand = Operand {
+                x: &x,
+                tokens,
+                k: width,
+                acts32: (block == BLOCK32).then(|| acts.view()),
+                acts256: (block == BLOCK256).then(|| acts.view()),
+            };
+            let mut mixer = Mixer::new(shape, tokens).unwrap();
+            let mut source = InMemory::new(|e| weights.expert(e as usize));
+            let mut given = 0;
+            let mut give = |i: usize, row: &[f32]| {
+                let (e, t) = pairs[i];
+                let x = &x[t as usize * width..][..width];
+                let want = definition::expert(f, &weights.expert(e as usize), x);
+                assert!(row == want, "{isa}, {types:?}, expert {e}, token {t}");
+                assert_eq!(i, given);
+                given += 1;
+            };
+            let pools = Pools::from(&pool);
+            mixer.outputs(pools, isa, f, &operand, &mut source, &pairs, &mut give);
+            assert_eq!(given, pairs.len());
+        }
+    }
+}
+
 /// More rows than a wave has room for, and experts with none, one, and all tokens.
 #[test]
 fn waves_do_not_matter() {

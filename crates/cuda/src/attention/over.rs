@@ -119,7 +119,7 @@ impl Attention {
         self.decode_row(stream, start, table, position, params, q, row, partials)
     }
 
-    /// [`Attention::prefill`] over some blocks, without sinks, of tokens that have rows of `q` and `out` from `row` on.
+    /// [`Attention::prefill`] over some blocks, of tokens that have rows of `q` and `out` from `row` on.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn prefill_over(
         &self,
@@ -133,6 +133,7 @@ impl Attention {
         q: &Buffer<f32>,
         row: usize,
         step: Step,
+        sinks: Option<&Buffer<f32>>,
         spans: &mut Spans,
         out: &mut Buffer<f32>,
     ) -> Result<(), Error> {
@@ -149,7 +150,7 @@ impl Attention {
             table,
             row,
             step,
-            None,
+            sinks,
             spans,
             out,
         )

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cpu::mem::ALIGN;
 use gguf::TensorType;
 use quant::formats::{self, Class};
+use quant::product::CHUNK;
 use quant::tile::{Layout, ROWS};
 
 use crate::error::{Error, length};
@@ -14,6 +15,9 @@ use crate::stream::Stream;
 
 /// Values of F that kernels take at once: gate and up then follow each other without a gap, as one matrix.
 const FF_STEP: usize = 64;
+
+/// The longest rows of weights: kernels count their chunks in 8 bits.
+const K_MAX: usize = 255 * CHUNK;
 
 /// The layout of a layer's experts: gate, up, down, then their biases, each from a multiple of [`ALIGN`] on, as host memory has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +58,9 @@ impl Blob {
                     "experts with a {what} of {k}, not whole blocks of {name},"
                 ));
             }
+        }
+        if width.max(ff) > K_MAX {
+            return Err(format!("experts of {ff} x {width} weights, over {K_MAX},"));
         }
         if !width.is_multiple_of(ROWS) || !ff.is_multiple_of(FF_STEP) {
             return Err(format!(
@@ -220,57 +227,59 @@ impl Slots {
         unsafe { self.slots.upload_later(stream, at, bytes) }
     }
 
+    /// Copies the first `bytes` bytes of `from` to a slot, as [`Slots::fetch`] does: who writes to it waits for the stream.
+    pub fn fetch_from(
+        &mut self,
+        stream: &Stream,
+        from: &Pinned<u8>,
+        bytes: usize,
+        at: usize,
+    ) -> Result<(), Error> {
+        let Some(bytes) = from.get(..bytes) else {
+            return length("fetch of an expert", "bytes", bytes, from.len());
+        };
+        // SAFETY: as in `fetch`; if it is written all the same, numbers change, no more.
+        unsafe { self.slots.upload_later(stream, at, bytes) }
+    }
+
     /// Empties the first `n` lists.
     pub fn clear(&mut self, n: usize) {
         let end = (n * self.experts).min(self.lists.len());
         self.lists[..end].fill(0);
     }
 
-    /// Puts an expert's copy at byte `at` of the slots into a list.
-    pub fn put(&mut self, list: usize, expert: usize, blob: &Blob, at: usize) -> Result<(), Error> {
-        const OP: &str = "expert in a list";
-        let end = at.saturating_add(blob.bytes);
-        length(
-            OP,
-            "bytes over the slots",
-            end.saturating_sub(self.slots.len()),
-            0,
-        )?;
+    /// Where an expert's copy is that begins at byte `at` of the slots.
+    pub fn place(&self, blob: &Blob, at: usize) -> Result<Place, Error> {
+        const OP: &str = "expert in a slot";
+        let over = at
+            .saturating_add(blob.bytes)
+            .saturating_sub(self.slots.len());
+        length(OP, "bytes over the slots", over, 0)?;
         length(OP, "bytes past a boundary", at % ALIGN, 0)?;
-        let address = self.slots.address() + at as u64;
-        self.set(OP, list, expert, address)
+        Ok(Place(self.slots.address() + at as u64))
     }
 
-    /// Puts an expert as it lies in host memory into a list, for few reads.
-    pub fn put_host(
-        &mut self,
-        list: usize,
-        expert: usize,
-        blob: Range<usize>,
-    ) -> Result<(), Error> {
-        const OP: &str = "expert of the host in a list";
-        length(
-            OP,
-            "bytes over the blobs",
-            blob.end.saturating_sub(self.blobs.len()),
-            0,
-        )?;
-        let address = self.blobs.address() + blob.start as u64;
-        self.set(OP, list, expert, address)
+    /// Where an expert is in host memory, for few reads.
+    pub fn place_in_host(&self, blob: &Blob, at: usize) -> Result<Place, Error> {
+        const OP: &str = "expert in host memory";
+        let over = at
+            .saturating_add(blob.bytes)
+            .saturating_sub(self.blobs.len());
+        length(OP, "bytes over the blobs", over, 0)?;
+        length(OP, "bytes past a boundary", at % ALIGN, 0)?;
+        Ok(Place(self.blobs.address() + at as u64))
     }
 
-    fn set(&mut self, op: &'static str, list: usize, expert: usize, to: u64) -> Result<(), Error> {
-        length(
-            op,
-            "experts over the list",
-            (expert + 1).saturating_sub(self.experts),
-            0,
-        )?;
+    /// Puts an expert of that place into a list.
+    pub fn put(&mut self, list: usize, expert: usize, place: Place) -> Result<(), Error> {
+        const OP: &str = "expert in a list";
+        let over = (expert + 1).saturating_sub(self.experts);
+        length(OP, "experts over the list", over, 0)?;
         let at = list * self.experts + expert;
         let known = self.lists.len();
         match self.lists.get_mut(at) {
-            Some(address) => *address = to,
-            None => return length(op, "list", at, known),
+            Some(address) => *address = place.0,
+            None => return length(OP, "list", at, known),
         }
         Ok(())
     }
@@ -289,6 +298,16 @@ impl Slots {
             table: &self.on_device,
             experts: list * self.experts..(list + 1) * self.experts,
         }
+    }
+}
+
+/// Where a whole blob is that a device can read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place(u64);
+
+impl Place {
+    pub(super) fn address(self) -> u64 {
+        self.0
     }
 }
 

@@ -11,7 +11,7 @@ use crate::product::meets_sums;
 /// Warps of a thread block at most.
 const WARPS_MAX: usize = 16;
 
-/// What kernels hold beside the memory that they are launched with.
+/// What kernels hold beside the memory that they are launched with, and what the system keeps of a thread block's.
 const SHARED_FIXED: usize = 1 << 10;
 
 /// Shared memory that a thread block of a kernel for few tokens can be launched with, at most.
@@ -64,9 +64,10 @@ fn acts_bytes(ty: TensorType, k: usize, columns: usize) -> usize {
     q + if meets_sums(ty) { blocks * 32 } else { 0 } + blocks.next_multiple_of(4) * 4
 }
 
-/// Bytes of `struct Choice`.
-fn choice_bytes(routing: &Routing) -> usize {
-    8 * fours(routing) + route_bytes(routing) + 4 * routing.used
+/// Bytes of `struct Choice`, and of a list of `units` units behind it.
+fn choice_bytes(routing: &Routing, units: usize) -> usize {
+    let choice = 8 * fours(routing) + route_bytes(routing) + 4 * routing.used;
+    choice.next_multiple_of(8) + 8 * units
 }
 
 fn fours(routing: &Routing) -> usize {
@@ -109,16 +110,14 @@ impl Cut {
         let blocks = (device.multiprocessors / tokens.max(1)).max(1);
         let most = (SUMS_BYTES / (128 * chunks)).max(1);
         let per = pairs.div_ceil(blocks).clamp(1, most);
+        let units = per * 2 * chunks;
         let rest =
-            acts_bytes(blob.inputs, blob.width, 1) + per * 2 * chunks * 64 + choice_bytes(routing);
-        let cut = Self::rings(
-            blob.inputs,
-            per * 2 * chunks,
-            1,
-            rest,
-            GATE_UP_BYTES,
-            device,
-        );
+            acts_bytes(blob.inputs, blob.width, 1) + units * 64 + choice_bytes(routing, units);
+        // What `down` needs that begins meanwhile, where there is room for both.
+        let next = Self::down(blob, routing, device).shared_bytes + 2 * SHARED_FIXED;
+        let left = device.shared_bytes.saturating_sub(next) & !127;
+        let budget = GATE_UP_BYTES.min(left);
+        let cut = Self::rings(blob.inputs, units, 1, rest, budget, device);
         Self {
             grid: pairs.div_ceil(per),
             per,
@@ -131,7 +130,7 @@ impl Cut {
         let (chunks, passes) = (blob.ff.div_ceil(CHUNK), down_passes(blob.down).count());
         let rest = used * acts_bytes(blob.down, blob.ff, passes)
             + used * (chunks * passes + 1) * 64
-            + choice_bytes(routing);
+            + choice_bytes(routing, used * chunks);
         // What the warps quantise before they multiply.
         let blocks = used * blob.ff / 256;
         let cut = Self::rings(blob.down, used * chunks, blocks, rest, DOWN_BYTES, device);

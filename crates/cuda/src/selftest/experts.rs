@@ -12,7 +12,9 @@ use std::sync::Arc;
 use super::data::{self, Random};
 use super::{Failure, Options, Row, START};
 use crate::acts::{Acts, Quantiser, Shape as ActsShape};
-use crate::experts::{Arena, Blob, FEW_MAX, Layer, Mixer, Scores, Shape, Shared, Tokens};
+use crate::experts::{
+    Arena, Blob, FEW_MAX, Foreign, Layer, Mixer, Scores, Shape, Shared, Slots, Tokens,
+};
 use crate::memory::{Buffer, Pinned};
 use crate::product::Target;
 use crate::stream::Stream;
@@ -62,16 +64,7 @@ impl Experts {
                     .flat_map(|x| x.to_le_bytes())
                     .collect::<Vec<u8>>()
             });
-            let mut bytes = Vec::new();
-            let of_bias = if case.has_biases {
-                &own_biases[..]
-            } else {
-                &[]
-            };
-            for part in own.iter().chain(of_bias) {
-                bytes.resize(bytes.len().next_multiple_of(cpu::mem::ALIGN), 0x55);
-                bytes.extend_from_slice(part);
-            }
+            let bytes = blob_of(&own, case.has_biases.then_some(&own_biases));
             memory.upload_at(stream, at(e), &bytes)?;
             matrices.push(own);
             biases.push(own_biases);
@@ -88,6 +81,26 @@ impl Experts {
             biases,
             arena,
         })
+    }
+
+    /// Slots for all of them, beside their blobs in host memory, in the order of their numbers.
+    fn slots(&self, stream: &Stream) -> Result<Slots, Failure> {
+        let bytes = self.case.experts * self.blob.bytes();
+        let mut blobs = Pinned::new(stream.device(), bytes)?;
+        for e in 0..self.case.experts {
+            let own = self.bytes(e);
+            blobs[e * self.blob.bytes()..][..own.len()].copy_from_slice(&own);
+        }
+        let blobs = Arc::new(blobs);
+        Ok(Slots::new(stream, blobs, bytes, self.case.experts, 1)?)
+    }
+
+    /// An expert's blob, without what it is filled up with.
+    fn bytes(&self, e: usize) -> Vec<u8> {
+        blob_of(
+            &self.matrices[e],
+            self.case.has_biases.then_some(&self.biases[e]),
+        )
     }
 
     fn view(&self, e: usize) -> Expert<'_> {
@@ -109,6 +122,16 @@ impl Experts {
     fn layer(&self) -> Layer<'_> {
         self.arena.layer(&self.blob, 0..self.case.experts)
     }
+}
+
+/// Matrices one behind the other, then their biases, as [`Blob`] has them.
+fn blob_of(matrices: &[Vec<u8>; 3], biases: Option<&[Vec<u8>; 3]>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for part in matrices.iter().chain(biases.into_iter().flatten()) {
+        bytes.resize(bytes.len().next_multiple_of(cpu::mem::ALIGN), 0x55);
+        bytes.extend_from_slice(part);
+    }
+    bytes
 }
 
 /// Scores with ties, and some that are no numbers.
@@ -174,10 +197,11 @@ pub(super) fn routes(
         );
         let mut owner = Experts::new(stream, case, &mut random)?;
         let shape = shape(&case, routing);
+        let mut mixer = Mixer::new(stream, target, shape, &[owner.blob], tokens)?;
         for tokens in [1, tokens] {
             let found = mix(
                 stream,
-                target,
+                &mut mixer,
                 &mut owner,
                 shape,
                 &z,
@@ -240,9 +264,9 @@ fn scored(
         let bias = with_bias.then(|| data::activations(random, 1, experts));
         let bias_there = bias.as_ref().map(|bias| Buffer::from_slice(stream, bias));
         let bias_there = bias_there.transpose()?;
+        let shape = shape(&case, routing);
+        let mut mixer = Mixer::new(stream, target, shape, &[owner.blob], FEW_MAX)?;
         for tokens in [1, 7, 16] {
-            let mut mixer =
-                Mixer::new(stream, target, shape(&case, routing), &[owner.blob], tokens)?;
             let x = data::activations(random, tokens, width);
             let x_there = Buffer::from_slice(stream, &x)?;
             let mut acts = Acts::new(stream, tokens, width)?;
@@ -260,7 +284,8 @@ fn scored(
                 scores: Scores::Parts(bias_there.as_ref()),
                 acts: &acts,
             };
-            mixer.gate_up(stream, START, &owner.layer(), &call)?;
+            let mut y = Buffer::zeroed(stream, tokens * width)?;
+            mixer.mix(stream, START, &owner.layer(), &call, Shared::None, &mut y)?;
             let (ids, weights) = mixer.chosen();
             let (ids, weights) = (ids.to_vec(stream)?, weights.to_vec(stream)?);
             for (t, x) in x.chunks_exact(width).enumerate() {
@@ -313,7 +338,7 @@ struct Found {
 #[allow(clippy::too_many_arguments, reason = "all that a test varies")]
 fn mix(
     stream: &Stream,
-    target: Target,
+    mixer: &mut Mixer,
     experts: &mut Experts,
     shape: Shape,
     z: &[f32],
@@ -328,7 +353,6 @@ fn mix(
         gate,
         ..
     } = shape;
-    let mut mixer = Mixer::new(stream, target, shape, &[experts.blob], tokens)?;
     let block = act_block(experts.case.types[0]).expect("a quantised format");
     let x = data::activations(random, tokens, width);
     let z = &z[..tokens * routing.experts];
@@ -380,6 +404,7 @@ fn mix(
     match absent {
         None => mixer.mix(stream, START, &experts.layer(), &call, shared, &mut y)?,
         Some(e) => {
+            // What the host computes of expert `e`.
             let mut rows = vec![0.0; tokens * routing.used * width];
             for (i, (rows, of)) in rows
                 .chunks_exact_mut(width)
@@ -396,13 +421,21 @@ fn mix(
                     ));
                 }
             }
-            let mut foreign = Pinned::new(stream.device(), rows.len())?;
-            foreign.copy_from_slice(&rows);
-            experts.arena.place(e, &experts.blob, None)?;
-            experts.arena.publish(stream)?;
-            let layer = experts.layer();
-            mixer.gate_up(stream, START, &layer, &call)?;
-            mixer.down(stream, START, &layer, &call, Some(&foreign), shared, &mut y)?;
+            if tokens == 1 {
+                let slots = experts.slots(stream)?;
+                ask(
+                    stream, mixer, experts, slots, &call, &on_device, e, &rows, shared, &mut y,
+                )?;
+            } else {
+                let mut foreign = Pinned::new(stream.device(), rows.len())?;
+                foreign.copy_from_slice(&rows);
+                experts.arena.place(e, &experts.blob, None)?;
+                experts.arena.publish(stream)?;
+                let layer = experts.layer();
+                let foreign = Foreign::Rows(&foreign);
+                mixer.gate_up(stream, START, &layer, &call)?;
+                mixer.down(stream, START, &layer, &call, foreign, shared, &mut y)?;
+            }
         }
     }
     let (ids, weights) = mixer.chosen();
@@ -412,6 +445,73 @@ fn mix(
         y: y.to_vec(stream)?,
         wanted,
     })
+}
+
+/// One token whose device asks where its experts are: every other one in a slot, in host memory, and `absent` with the host.
+#[allow(clippy::too_many_arguments, reason = "all that a test varies")]
+fn ask(
+    stream: &Stream,
+    mixer: &mut Mixer,
+    experts: &Experts,
+    mut slots: Slots,
+    call: &Tokens<'_>,
+    x: &Buffer<f32>,
+    absent: usize,
+    rows: &[f32],
+    shared: Shared<'_>,
+    y: &mut Buffer<f32>,
+) -> Result<(), Failure> {
+    mixer.tell_host(stream)?;
+    let copies = stream.device().stream()?;
+    // Nothing is taken or given back while the device waits: the driver would wait for the device.
+    let mut other = Buffer::zeroed(stream, y.len())?;
+    // As a layer after another would.
+    for number in [1, 2] {
+        let layer = slots.layer(&experts.blob, 0);
+        mixer.ask(stream, START, number, &layer, call.scores, x)?;
+        mixer.gate_up(stream, START, &layer, call)?;
+        // The second one's result counts, and begins from what the first one began from.
+        if number == 2 {
+            mixer.down(
+                stream,
+                START,
+                &layer,
+                call,
+                Foreign::Asked(number),
+                shared,
+                y,
+            )?;
+        } else {
+            let foreign = Foreign::Asked(number);
+            mixer.down(
+                stream,
+                START,
+                &layer,
+                call,
+                foreign,
+                Shared::None,
+                &mut other,
+            )?;
+        }
+        let ids = mixer.question(stream, number)?.ids.to_vec();
+        let mut places = Vec::new();
+        for &e in &ids {
+            let (e, start) = (e as usize, e as usize * experts.blob.bytes());
+            places.push(match e {
+                _ if e == absent => None,
+                _ if e.is_multiple_of(2) => Some(slots.place_in_host(&experts.blob, start)?),
+                _ => {
+                    slots.fetch(&copies, start..start + experts.blob.bytes(), start)?;
+                    Some(slots.place(&experts.blob, start)?)
+                }
+            });
+        }
+        copies.synchronise()?;
+        mixer.answer(number, &places);
+        mixer.question(stream, number)?.rows.copy_from_slice(rows);
+        mixer.give(number);
+    }
+    Ok(stream.synchronise()?)
 }
 
 /// `f` of every row of `tokens`, on all processors.
@@ -475,21 +575,26 @@ pub(super) fn format(
         };
         let named = format!("{}, {}", ty.name(), down.name());
         let sized = |tokens: &str| format!("D {width}, F {ff}, {used} of {experts}, T {tokens}");
-        let mut few = Row::new("experts, few", named.clone(), sized("1..16"));
-        let mut many = Row::new("experts, many", named, sized("17..200"));
+        let mut few = Row::new("experts, few", named.clone(), sized("to 16"));
+        let mut many = Row::new("experts, many", named, sized("over 16"));
         // On both sides of what is few, and of every padding that the last size can have.
-        for (call, tokens) in [1, 2, 5, 16, 17, 60, 200].into_iter().enumerate() {
-            if tokens > 17 && i != 2 {
+        let counts: &[usize] = [&[1, 5, 16, 17][..], &[1, 2, 17], &[1, 60, 200]][i];
+        let shape = shape(&case, routing);
+        let blob = Blob::new([ty, ty, down], width, ff, case.has_biases)?;
+        let most = counts.iter().copied().max().unwrap_or(1);
+        let mut mixer = Mixer::new(stream, options.target, shape, &[blob], most)?;
+        for (call, &tokens) in counts.iter().enumerate() {
+            // Where the device has better kernels, so many are arranged for those.
+            if options.target == Target::Portable && tokens > FEW_MAX {
                 continue;
             }
             let z = scores(&mut random, tokens, experts);
             let mut owner = Experts::new(stream, case, &mut random)?;
             let sharing = [Sharing::None, Sharing::All, Sharing::Part][(call + i) % 3];
-            let absent = (tokens == 5).then_some(1);
-            let shape = shape(&case, routing);
+            let absent = [1, 5].contains(&tokens).then_some(1);
             let found = mix(
                 stream,
-                options.target,
+                &mut mixer,
                 &mut owner,
                 shape,
                 &z,

@@ -18,7 +18,7 @@ use gguf::TensorType;
 use quant::formats;
 
 use crate::device::Device;
-use crate::kernel::Start;
+use crate::kernel::{Module, Start};
 use crate::product::Target;
 
 /// What is tested.
@@ -126,6 +126,7 @@ pub fn run(
 ) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
     let (stream, target) = (device.stream()?, options.target);
+    compile(device, options);
     let mut done = |row: Row| {
         report(&row);
         rows.push(row);
@@ -154,6 +155,20 @@ pub fn run(
         doorbell::no_answer(&stream, target, &mut done)?;
     }
     Ok(rows)
+}
+
+/// Has the driver compile what formats need, side by side, and remember it. What fails is told when it is used.
+fn compile(device: &Device, options: &Options) {
+    let compute = options.target.compute(device);
+    let parts = [(options.products, "product"), (options.experts, "experts")];
+    std::thread::scope(|scope| {
+        for (_, part) in parts.into_iter().filter(|&(is_tested, _)| is_tested) {
+            for ty in &options.formats {
+                let name = format!("{part}_{}", ty.name().to_ascii_lowercase());
+                scope.spawn(move || Module::load_for(device, &name, compute).is_ok());
+            }
+        }
+    });
 }
 
 /// A row of all numbers of two lists.

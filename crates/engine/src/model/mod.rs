@@ -21,8 +21,9 @@ use gguf::{GgufFile, MapMode};
 use rope::Frequencies;
 use sha2::{Digest, Sha256};
 use std::path::Path;
+use std::time::Duration;
+pub(crate) use weights::{ExpertMemory, Matrix, OnDevice, Vector};
 use weights::{Loader, Source, Weights};
-pub(crate) use weights::{Matrix, OnDevice, Vector};
 
 /// What computes with a model, and so in which memory its weights are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -43,6 +44,16 @@ impl std::fmt::Display for ComputeDevice {
     }
 }
 
+/// Where the experts of a device's model lie. On the CPU there is one memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ExpertHome {
+    /// In the device's memory, all of them.
+    #[default]
+    Device,
+    /// In host memory, from where sessions bring them to slots on the device, or compute them on the CPU.
+    Host,
+}
+
 /// What a model's tensors hold.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Contents {
@@ -52,6 +63,10 @@ pub enum Contents {
     /// Random weights in the shapes that the file's header says: what `xtask synth` would write after it.
     Synthetic(Recipe),
 }
+
+/// How long threads look for work before they sleep to whom a GPU hands a part of some layers: longer than it is from one that a gate tries to the next
+/// (113 layers), as threads that must be woken would make each of them slow, and the gate would never have any more.
+const HANDED_SPIN: Duration = Duration::from_millis(100);
 
 /// How a model is loaded and computed.
 #[derive(Debug, Clone, Default)]
@@ -68,10 +83,10 @@ pub struct LoadOptions {
     pub device: ComputeDevice,
     /// What tensors hold.
     pub contents: Contents,
+    /// Where experts lie, if a device computes.
+    pub experts: ExpertHome,
     /// Threads that compute the host's share of experts; `None`: all.
     pub pool_workers: Option<usize>,
-    /// Whether mixtures of experts may run on a GPU, where their kernels have not been compared with the definition yet.
-    pub unproven: bool,
 }
 
 /// How far loading is.
@@ -132,7 +147,7 @@ impl Model {
     /// # Errors
     /// If it runs nowhere.
     pub fn problem_on(file: &GgufFile, device: ComputeDevice) -> Result<Option<String>, Error> {
-        Ok(problem_on(file, &read_arch(file)?.1, device, false))
+        Ok(problem_on(file, &read_arch(file)?.1, device))
     }
 
     /// [`Model::load`] of an open file.
@@ -145,7 +160,7 @@ impl Model {
         progress: &mut (dyn FnMut(LoadProgress) + Send),
     ) -> Result<Self, Error> {
         let (arch, config) = read_arch(file)?;
-        if let Some(problem) = problem_on(file, &config, options.device, options.unproven) {
+        if let Some(problem) = problem_on(file, &config, options.device) {
             return Err(Error::Options(format!("{problem} (see --device cpu)")));
         }
         let source = match options.contents {
@@ -160,12 +175,15 @@ impl Model {
         let loader = Loader::new(&source);
         let tensors = Tensors::look(&loader, arch, &config)?;
         let planned = loader.into_planned();
-        let pool = Pool::new(
-            options.threads.unwrap_or_else(default_threads),
-            options.pinning,
-        )?;
+        let is_handed_work = matches!(options.device, ComputeDevice::Cuda(_))
+            && matches!(options.experts, ExpertHome::Host);
+        let new_pool = |threads| match is_handed_work {
+            true => Pool::with_spin(threads, options.pinning, HANDED_SPIN),
+            false => Pool::new(threads, options.pinning),
+        };
+        let pool = new_pool(options.threads.unwrap_or_else(default_threads))?;
         let host_pool = match options.pool_workers {
-            Some(threads) if threads < pool.threads() => Some(Pool::new(threads, options.pinning)?),
+            Some(threads) if threads < pool.threads() => Some(new_pool(threads)?),
             _ => None,
         };
         let mut tell = |done_bytes, total_bytes| {
@@ -175,7 +193,14 @@ impl Model {
             })
         };
         let vectors = tensors.vectors();
-        let loaded = weights::load(&planned, options.device, &pool, vectors, &mut tell)?;
+        let loaded = weights::load(
+            &planned,
+            options.device,
+            options.experts,
+            &pool,
+            vectors,
+            &mut tell,
+        )?;
         let factors = tensors.rope_factors.as_deref();
         Ok(Self {
             rope: config.rope.frequencies(factors),
@@ -259,20 +284,10 @@ impl Model {
 }
 
 /// Why a file's model does not run on a device; `None` if it does, or runs nowhere.
-fn problem_on(
-    file: &GgufFile,
-    config: &Config,
-    device: ComputeDevice,
-    unproven: bool,
-) -> Option<String> {
+fn problem_on(file: &GgufFile, config: &Config, device: ComputeDevice) -> Option<String> {
     let (ComputeDevice::Cuda(_), Some(experts)) = (device, &config.experts) else {
         return None;
     };
-    if !unproven {
-        return Some(format!(
-            "mixtures of experts do not run on {device} yet: their kernels have not been compared with the definition there"
-        ));
-    }
     (experts.leading_dense..config.n_layer).find_map(|layer| {
         let part = |part: &str| file.tensor(&format!("blk.{layer}.ffn_{part}"));
         let types = [

@@ -57,6 +57,9 @@ impl Default for Asked {
     }
 }
 
+/// Bytes of pinned memory to one of a GPU's tables: 8 a page of 4 KiB.
+const PINNED_TO_TABLES: u64 = 512;
+
 /// A session as it was planned.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SessionPlan {
@@ -172,13 +175,10 @@ pub fn token_at(
         .token_at(&request(asked), &model, &machine, depth))
 }
 
-/// What is asked of a plan: as much as sessions can do today, which is to have dense weights in fast memory, and on a GPU all of them.
+/// What is asked of a plan: as much as sessions can do today, which is to have dense weights in fast memory.
 pub fn request(asked: &Asked) -> Request {
     Request {
-        spill_weights: match asked.device {
-            ComputeDevice::Cpu => SpillWeights::Experts,
-            ComputeDevice::Cuda(_) => SpillWeights::None,
-        },
+        spill_weights: SpillWeights::Experts,
         expert_share: match asked.expert_shares[1] {
             Share::Off => Some(0.0),
             Share::Auto => None,
@@ -203,6 +203,7 @@ fn experts(plan: &Plan, asked: &Asked, model: &Model, machine: &Profile) -> Opti
             prompt,
             generated,
             costs: plan.expert_costs(&request(asked), model, machine),
+            reads_in_place: asked.device != ComputeDevice::Cpu,
         },
         recalled: Recalled::default(),
         emulated: asked.emulated,
@@ -337,9 +338,24 @@ pub fn available_bytes(device: ComputeDevice, machine: &Profile) -> u64 {
 impl SessionPlan {
     /// Fast memory that is taken once, however many sessions there are: weights, and what is kept free on a device.
     pub fn shared_bytes(&self) -> u64 {
-        match self.options.device {
-            ComputeDevice::Cpu => self.plan.weight_bytes,
-            ComputeDevice::Cuda(_) => self.plan.weight_bytes.saturating_add(DEVICE_RESERVE_BYTES),
+        match (self.options.device, &self.options.experts) {
+            (ComputeDevice::Cpu, _) => self.plan.weight_bytes,
+            (ComputeDevice::Cuda(_), None) => {
+                self.plan.weight_bytes.saturating_add(DEVICE_RESERVE_BYTES)
+            }
+            // Experts are in host memory, and their slots the session's.
+            (ComputeDevice::Cuda(_), Some(_)) => {
+                let layout = &self.plan.layout;
+                let kv = self.plan.kv_alloc_bytes.saturating_sub(layout.spill_bytes);
+                let parts = [
+                    kv,
+                    self.plan.work_bytes,
+                    layout.staging_bytes,
+                    Bytes::expert_slots(&self.plan),
+                ];
+                let of_session = parts.into_iter().fold(0, u64::saturating_add);
+                layout.fast_bytes.saturating_sub(of_session)
+            }
         }
     }
 
@@ -370,9 +386,15 @@ impl DeviceTaken {
         let reserve_bytes = DEVICE_RESERVE_BYTES;
         let kv = plan.kv_alloc_bytes.saturating_sub(layout.spill_bytes);
         let there = session.spread().device_bytes;
+        // What the driver keeps there to find pinned memory.
+        let tables = match layout.expert_staging_slots {
+            0 => 0,
+            _ => session.model().memory_bytes() / PINNED_TO_TABLES,
+        };
         let beside_kv = layout
             .fast_bytes
-            .saturating_sub(reserve_bytes.saturating_add(kv));
+            .saturating_sub(reserve_bytes.saturating_add(kv))
+            .saturating_add(tables);
         let free = gpu.memory()?.free_bytes;
         Ok(Self {
             planned_bytes: beside_kv.saturating_add(there),

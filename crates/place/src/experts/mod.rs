@@ -66,6 +66,8 @@ pub struct Settings {
     pub generated: Share,
     /// What serving an expert takes.
     pub costs: Costs,
+    /// Whether a generated token's streamed experts are read where they lie, so that one that is to stay is copied beside that.
+    pub reads_in_place: bool,
 }
 
 /// What gates have found, by size of step.
@@ -390,7 +392,8 @@ impl Experts {
         for i in by_cpu..self.missing.len() {
             let at = self.missing[i].1 as usize;
             let blob = self.usage.blob(layer, self.served[at].expert);
-            let slot = self.cache.admit(&self.usage, blob, true);
+            let is_here = !(self.generated && self.settings.reads_in_place);
+            let slot = self.cache.admit(&self.usage, blob, is_here);
             let slot = slot.unwrap_or_else(|| {
                 let number = self.next_staging;
                 self.next_staging = (number + 1) % self.settings.staging_slots;

@@ -42,6 +42,7 @@ pub fn simulate(
         prompt: Share::Off,
         generated: Share::Off,
         costs: Costs::UNKNOWN,
+        reads_in_place: false,
     };
     let recalled = Recalled {
         profile: recalled.filter(|profile| profile.check(&layers).is_ok()),

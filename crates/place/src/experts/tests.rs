@@ -27,6 +27,7 @@ fn settings(cache_bytes: u64, share: Share) -> Settings {
         prompt: share,
         generated: share,
         costs: Costs::UNKNOWN,
+        reads_in_place: false,
     }
 }
 
@@ -127,12 +128,14 @@ proptest! {
         ],
         lru in any::<bool>(),
         known in any::<bool>(),
+        reads_in_place in any::<bool>(),
         steps in prop::collection::vec(prop_oneof![Just(1_u32), 2_u32..40], 1..40),
     ) {
         let layers = layers(5, 8, 2);
         let mut dice = Dice(seed);
         let settings = Settings {
             policy: if lru { Policy::Lru } else { Policy::Value },
+            reads_in_place,
             ..settings(cache_mib * MIB, share)
         };
         let rates = |l: &Layer| (0..l.experts).map(|e| 1.0 / (e + 1) as f32).collect();

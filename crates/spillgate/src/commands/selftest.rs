@@ -14,9 +14,8 @@ use crate::progress::Kernels;
 
 /// Compares every kernel on a GPU with the definition, bit for bit
 ///
-/// Inputs are random and extreme: odd sizes, subnormals, huge scales, NaN and infinities. A row is a kernel and a format. Kernels of experts,
-/// which no model uses on a GPU yet, are left out. The exit status is 0 only if nothing differs: what differs is a fault of the driver, the
-/// GPU or the program, and worth a report.
+/// Inputs are random and extreme: odd sizes, subnormals, huge scales, NaN and infinities. A row is a kernel and a format. The
+/// exit status is 0 only if nothing differs: what differs is a fault of the driver, the GPU or the program, and worth a report.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -72,12 +71,7 @@ pub fn run(args: &SelftestArgs, common: &Common) -> Result<()> {
     let device = Device::open(ordinal)?;
     let mut rows: Vec<Compared> = Vec::new();
     let progress = Kernels::new();
-    // Experts' kernels are not in use yet.
-    let options = Options {
-        experts: false,
-        ..Options::default()
-    };
-    test(&device, &options, |row| {
+    test(&device, &Options::default(), |row| {
         progress.done(format!("{} {}", row.kernel, row.format));
         tracing::info!("{} {}: {} differ", row.kernel, row.format, row.differing);
         rows.push(Compared::of(row));

@@ -193,6 +193,7 @@ mod tests {
                 prompt: Share::Auto,
                 generated: Share::Auto,
                 costs: Costs::UNKNOWN,
+                reads_in_place: false,
             };
             let experts = experts::Experts::new(&[layer], &settings, &Recalled::default());
             let none = Emulated::default();

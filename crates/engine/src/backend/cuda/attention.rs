@@ -148,6 +148,7 @@ impl Attends {
         q: &Buffer<f32>,
         spans: &[Placed<'_, Cuda<'_>>],
         step: Step,
+        sinks: Option<&Buffer<f32>>,
         out: &mut Buffer<f32>,
     ) -> Result<(), cuda::Error> {
         let params = Params {
@@ -240,6 +241,7 @@ impl Attends {
                 q,
                 attending.row,
                 step,
+                sinks,
                 &mut self.spans,
                 out,
             )?;
@@ -276,11 +278,17 @@ impl Attends {
         &self.layers[layer].sequences[place].parts
     }
 
-    /// Folds a generated token's partial results, rotates heads back if asked, and quantises what comes of it in blocks of some size.
+    /// The layer whose attention was given last.
+    pub(super) fn layer(&self) -> usize {
+        self.at.0
+    }
+
+    /// Folds a generated token's partial results and sinks, rotates heads back if asked, and quantises what comes of it in blocks of some size.
     pub(super) fn fold(
         &self,
         given: Given<'_>,
         rotated: bool,
+        sinks: Option<&Buffer<f32>>,
         blocks: Option<(&mut Acts, usize)>,
         attended: &mut Buffer<f32>,
     ) -> Result<(), cuda::Error> {
@@ -291,18 +299,19 @@ impl Attends {
             self.parts(),
             &self.partials,
             totals,
-            None,
+            sinks,
             attended,
             hadamard(rotated),
             blocks.map(|(acts, block)| (acts, block, Passes::One)),
         )
     }
 
-    /// Folds the partial results of a generated token that goes with others.
+    /// Folds the partial results of a generated token that goes with others, and sinks.
     pub(super) fn fold_row(
         &self,
         given: Given<'_>,
         row: usize,
+        sinks: Option<&Buffer<f32>>,
         attended: &mut Buffer<f32>,
     ) -> Result<(), cuda::Error> {
         self.kernels.fold_row(
@@ -311,7 +320,7 @@ impl Attends {
             self.parts(),
             &self.partials,
             None,
-            None,
+            sinks,
             attended,
             row,
         )
@@ -410,7 +419,11 @@ pub(super) fn turning<'a>(
     } else {
         &model.rope
     };
-    let norm = |norm: &'a Option<Vector>| norm.as_ref().map(|w| weights.vector(w));
+    // Norms of all heads together are a step of their own.
+    let norm = |norm: &'a Option<Vector>| {
+        let norm = norm.as_ref().map(|w| weights.vector(w));
+        norm.filter(|w| w.len() == c.head_k)
+    };
     DeviceTurn {
         bias: [None; 3],
         norm: [norm(&turn.layer.q_norm), norm(&turn.layer.k_norm)],

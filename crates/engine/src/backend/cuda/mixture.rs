@@ -1,11 +1,14 @@
-//! Mixtures of experts, all of them in device memory.
+//! Mixtures of experts: all of them in device memory, or placed by a store ([`super::experts`]).
 
+use super::experts::{At, PlacedExperts};
 use super::weights::OnDevice;
 use super::{Cuda, delta};
 use crate::backend::Added;
 use crate::error::Error;
-use crate::model::{FeedForward, Mixture, Model, Vector};
+use crate::experts::Store;
+use crate::model::{ExpertMemory, FeedForward, Mixture, Model, Vector};
 use cuda::experts::{Arena, Blob, FEW_MAX, Layer, Mixer, Scores, Shape, Shared, Tokens};
+use cuda::kernel::Start;
 use cuda::ops::Normed;
 use cuda::product::Target;
 use cuda::{Buffer, Stream};
@@ -16,11 +19,22 @@ use quant::product::act_block;
 #[derive(Debug)]
 pub(super) struct Mixtures {
     mixer: Mixer,
-    arena: Arena,
-    /// Of each mixture.
-    blobs: Vec<Blob>,
+    /// Where experts are that are all on the device.
+    arena: Option<Arena>,
+    /// What places the others.
+    pub(super) placed: Option<PlacedExperts>,
+    pub(super) lying: Lying,
     /// Of a mixture.
     experts: usize,
+}
+
+/// How experts lie in the memory that has all of them.
+#[derive(Debug)]
+pub(super) struct Lying {
+    /// The layout of each mixture's.
+    pub(super) blobs: Vec<Blob>,
+    /// Where each mixture's begin.
+    pub(super) starts: Vec<Vec<usize>>,
 }
 
 impl Mixtures {
@@ -42,15 +56,25 @@ impl Mixtures {
         let blob = |mixture: &&Mixture| mixture.experts[0].layout().map_err(Error::Options);
         let blobs = mixtures.iter().map(blob).collect::<Result<Vec<_>, _>>()?;
         let (weights, experts) = (model.weights.on_device(), of.routing.experts);
-        let memory = weights.experts().clone();
-        let mut arena = Arena::new(stream, memory, mixtures.len() * experts)?;
-        for (mixture, blob) in mixtures.iter().zip(&blobs) {
-            for (e, expert) in mixture.experts.iter().enumerate() {
-                let at = weights.expert_start(expert.first());
-                arena.place(mixture.index * experts + e, blob, Some(at))?;
+        let starts = mixtures.iter().map(|mixture| {
+            let starts = mixture.experts.iter();
+            starts.map(|e| weights.expert_start(e.first())).collect()
+        });
+        let starts: Vec<Vec<usize>> = starts.collect();
+        let arena = match weights.experts() {
+            ExpertMemory::Host(_) => None,
+            ExpertMemory::Device(memory) => {
+                let all = mixtures.len() * experts;
+                let mut arena = Arena::new(stream, memory.clone(), all)?;
+                for (i, (starts, blob)) in starts.iter().zip(&blobs).enumerate() {
+                    for (e, &at) in starts.iter().enumerate() {
+                        arena.place(i * experts + e, blob, Some(at))?;
+                    }
+                }
+                arena.publish(stream)?;
+                Some(arena)
             }
-        }
-        arena.publish(stream)?;
+        };
         let shape = Shape {
             width: c.width,
             ff: of.ff,
@@ -60,17 +84,85 @@ impl Mixtures {
         Ok(Some(Self {
             mixer: Mixer::new(stream, Target::Best, shape, &blobs, ubatch)?,
             arena,
-            blobs,
+            placed: None,
+            lying: Lying { blobs, starts },
             experts,
         }))
     }
 
-    /// What computes, and a mixture's experts.
-    fn of(&mut self, mixture: &Mixture) -> (&mut Mixer, Layer<'_>) {
+    /// Has experts placed by a store from now on.
+    pub(super) fn place(
+        &mut self,
+        model: &Model,
+        stream: &Stream,
+        store: Store,
+        ubatch: usize,
+    ) -> Result<(), Error> {
+        let ExpertMemory::Host(blobs) = model.weights.on_device().experts() else {
+            let what = match store.slots() {
+                Some(_) => "experts are in the device's memory, and cannot be elsewhere",
+                None => "a GPU tells which experts are used only where some are in host memory",
+            };
+            return Err(Error::Options(what.to_owned()));
+        };
+        if !self.mixer.takes_many() {
+            let what = "experts in host memory need a GPU of compute capability 9.0";
+            return Err(Error::Options(what.to_owned()));
+        }
+        self.placed = Some(PlacedExperts::new(
+            model,
+            stream,
+            self,
+            blobs.clone(),
+            store,
+            ubatch,
+        )?);
+        self.mixer.tell_host(stream)?;
+        Ok(())
+    }
+
+    /// Begins a step of experts that are placed.
+    fn begin_step(&mut self, position: usize, tokens: usize, generated: bool) {
+        if let Some(placed) = self.placed.as_mut().filter(|placed| !placed.is_recording) {
+            placed.begin_step(position, tokens, generated);
+            self.mixer.begin_token();
+        }
+    }
+
+    /// Whether the device has never given up waiting for the host.
+    pub(super) fn is_in_time(&self) -> bool {
+        !self.mixer.was_late()
+    }
+
+    /// The experts of a mixture, and what computes them.
+    fn on_device(&mut self, mixture: &Mixture) -> (&mut Mixer, Layer<'_>) {
         let first = mixture.index * self.experts;
-        let blob = &self.blobs[mixture.index];
-        let layer = self.arena.layer(blob, first..first + self.experts);
-        (&mut self.mixer, layer)
+        let blob = &self.lying.blobs[mixture.index];
+        let arena = self.arena.as_ref();
+        let arena = arena.expect("experts of a device are all there, or placed");
+        (
+            &mut self.mixer,
+            arena.layer(blob, first..first + self.experts),
+        )
+    }
+
+    /// What places experts, and a mixture to be placed.
+    pub(super) fn placing<'a>(
+        &'a mut self,
+        model: &'a Model,
+        mixture: &'a Mixture,
+        stream: &'a Stream,
+        start: Start,
+    ) -> Option<(&'a mut PlacedExperts, At<'a>)> {
+        let at = At {
+            model,
+            mixture,
+            mixer: &mut self.mixer,
+            lying: &self.lying,
+            stream,
+            start,
+        };
+        Some((self.placed.as_mut()?, at))
     }
 }
 
@@ -130,12 +222,13 @@ impl Cuda<'_> {
         mixer.score(stream, start, router, normed, tokens)
     }
 
-    /// All of a mixture that reads its input in blocks.
+    /// All of a mixture that reads its input, `normed` `[T, D]`, in blocks.
     pub(super) fn begin_mixture(
         &mut self,
         mixture: &Mixture,
         n: usize,
         scores: &Buffer<f32>,
+        normed: &Buffer<f32>,
     ) -> Result<(), cuda::Error> {
         let acts = match act_block(mixture.experts[0].first().ty()) {
             Some(BLOCK32) => &self.acts32,
@@ -143,12 +236,49 @@ impl Cuda<'_> {
         };
         let scores = scores_of(&self.weights, mixture, n, scores);
         let tokens = Tokens { n, scores, acts };
+        let (stream, start) = (&self.stream, self.start);
         let mixtures = self
             .mixtures
             .as_mut()
             .expect("a model with mixtures has them");
-        let (mixer, layer) = mixtures.of(mixture);
-        mixer.begin(&self.stream, self.start, &layer, &tokens)
+        if let Some((placed, mut at)) = mixtures.placing(self.model, mixture, stream, start) {
+            return match self.generated {
+                true => placed.begin_one(&mut at, &tokens, normed),
+                false => placed.begin_many(&mut at, &tokens),
+            };
+        }
+        let (mixer, layer) = mixtures.on_device(mixture);
+        mixer.begin(stream, start, &layer, &tokens)
+    }
+
+    /// Begins a step, as [`Backend::begin`](crate::backend::Backend::begin) does.
+    pub(super) fn begin_experts(&mut self, position: usize, tokens: usize) {
+        let generated = self.generated;
+        if let Some(mixtures) = &mut self.mixtures {
+            mixtures.begin_step(position, tokens, generated);
+        }
+    }
+
+    /// Layers that are given are recorded, or no more so.
+    pub(super) fn set_recording(&mut self, is_recording: bool) {
+        if let Some(placed) = self.mixtures.as_mut().and_then(|m| m.placed.as_mut()) {
+            placed.is_recording = is_recording;
+        }
+    }
+
+    /// Answers what a generated token's layers ask that were launched as a graph.
+    pub(super) fn answer_mixtures(&mut self) -> Result<(), cuda::Error> {
+        let (model, stream, start) = (self.model, &self.stream, self.start);
+        let Some(mixtures) = &mut self.mixtures else {
+            return Ok(());
+        };
+        for index in 0..mixtures.lying.blobs.len() {
+            let mixture = model.mixture(index);
+            if let Some((placed, mut at)) = mixtures.placing(model, mixture, stream, start) {
+                placed.answer(&mut at)?;
+            }
+        }
+        Ok(())
     }
 
     /// The rest, behind the shared expert, whose output is in `delta`; `taken` `[T]` is the product of its gate.
@@ -157,6 +287,7 @@ impl Cuda<'_> {
         mixture: &Mixture,
         n: usize,
         scores: &Buffer<f32>,
+        normed: &Buffer<f32>,
         taken: &Buffer<f32>,
         delta: &mut Buffer<f32>,
     ) -> Result<(), cuda::Error> {
@@ -168,11 +299,18 @@ impl Cuda<'_> {
         let acts = &self.acts256;
         let scores = scores_of(&self.weights, mixture, n, scores);
         let tokens = Tokens { n, scores, acts };
+        let (stream, start) = (&self.stream, self.start);
         let mixtures = self
             .mixtures
             .as_mut()
             .expect("a model with mixtures has them");
-        let (mixer, layer) = mixtures.of(mixture);
-        mixer.finish(&self.stream, self.start, &layer, &tokens, shared, delta)
+        if let Some((placed, mut at)) = mixtures.placing(self.model, mixture, stream, start) {
+            return match self.generated {
+                true => placed.finish_one(&mut at, &tokens, shared, delta),
+                false => placed.finish_many(&mut at, n, normed, shared, delta),
+            };
+        }
+        let (mixer, layer) = mixtures.on_device(mixture);
+        mixer.finish(stream, start, &layer, &tokens, shared, delta)
     }
 }

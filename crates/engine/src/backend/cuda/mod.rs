@@ -7,18 +7,21 @@
 
 mod attender;
 mod attention;
+mod experts;
 mod mixture;
 mod products;
 mod ring;
 mod weights;
 
 use self::attention::{Attends, Given, turning};
+use self::experts::PlacedExperts;
 use self::mixture::Mixtures;
 use self::weights::OnDevice;
 use super::{
     Added, Attending, Backend, KvShape, LOGIT_ROWS, Placed, Step, Transfers, Turn, down_passes,
 };
 use crate::error::Error;
+use crate::experts::Store;
 use crate::model::rope::Frequencies;
 use crate::model::{Linear, Mixture, Model, Vector};
 use cuda::kernel::Start;
@@ -46,6 +49,8 @@ pub(crate) struct Cuda<'m> {
     ops: Ops,
     attends: Attends,
     mixtures: Option<Mixtures>,
+    /// Tokens at a time, at most.
+    ubatch: usize,
     /// Of the chunk's tokens; of a generated token's step, or of one sequence's prompt, the first one's alone is of use.
     position: Buffer<u32>,
     ids: Buffer<i32>,
@@ -118,6 +123,7 @@ impl<'m> Cuda<'m> {
                 model, &stream, shape, ubatch, n_ctx, n_seq, cpu_shares, transfers,
             )?,
             mixtures: Mixtures::new(model, &stream, ubatch)?,
+            ubatch,
             position: zeros_of(&stream, ubatch)?,
             ids: zeros_of(&stream, ubatch)?,
             angles: [angles(&model.rope)?, angles(&model.rope_windowed)?],
@@ -189,19 +195,45 @@ impl<'m> Cuda<'m> {
         self.ids.upload_at(&self.stream, 0, &ids)
     }
 
+    /// Norms a token's query heads together, and its key heads, where an architecture does.
+    fn norm_together(
+        &mut self,
+        turn: &Turn<'_>,
+        tokens: usize,
+        q: &mut Buffer<f32>,
+        k: &mut Buffer<f32>,
+    ) -> Result<(), cuda::Error> {
+        let c = self.model.config();
+        let layer = turn.layer;
+        for (x, norm) in [(q, &layer.q_norm), (k, &layer.k_norm)] {
+            let w = norm.as_ref().map(|norm| self.weights.vector(norm));
+            let Some(w) = w.filter(|w| w.len() != c.head_k) else {
+                continue;
+            };
+            self.ops
+                .norm_rows(&self.stream, self.start, tokens, w.len(), c.norm_eps, x, w)?;
+        }
+        Ok(())
+    }
+
     /// Does a generated token's step as it is recorded, or records it.
     fn replay(&mut self, position: usize, token: u32, step: impl FnOnce(&mut Self)) {
         self.run(|b| {
             if b.graph.is_none() {
                 let stream = b.stream.clone();
-                b.graph = Some(stream.capture(|| {
+                b.set_recording(true);
+                let graph = stream.capture(|| {
                     step(b);
                     b.failed.take().map_or(Ok(()), Err)
-                })?);
+                });
+                b.set_recording(false);
+                b.graph = Some(graph?);
             }
             b.write_step(position, token)?;
+            b.begin_experts(position, 1);
             let graph = b.graph.as_mut().expect("just recorded");
-            graph.launch(&b.stream)
+            graph.launch(&b.stream)?;
+            b.answer_mixtures()
         });
     }
 }
@@ -214,6 +246,12 @@ fn delta<'a>(weights: &'a OnDevice<'_>, added: &Added<'a, Cuda<'_>>) -> Delta<'a
         bias: None,
         norm: added.norm.map(|norm| weights.vector(norm)),
     }
+}
+
+/// A layer's sinks, one a query head.
+fn sinks<'a>(model: &Model, weights: &'a OnDevice<'_>, layer: usize) -> Option<&'a Buffer<f32>> {
+    let sinks = model.layers[layer].sinks.as_ref();
+    sinks.map(|sinks| weights.vector(sinks))
 }
 
 fn zeros_of<T: cuda::Plain>(stream: &Stream, len: usize) -> Result<Buffer<T>, cuda::Error> {
@@ -347,6 +385,27 @@ impl Backend for Cuda<'_> {
         });
     }
 
+    fn place_experts(&mut self, store: Store) -> Result<(), Error> {
+        let (model, ubatch) = (self.model, self.ubatch);
+        let Some(mixtures) = &mut self.mixtures else {
+            return Err(Error::Options("the model has no experts".to_owned()));
+        };
+        mixtures.place(model, &self.stream, store, ubatch)
+    }
+
+    fn experts(&self) -> Option<&Store> {
+        Some(&self.mixtures.as_ref()?.placed.as_ref()?.store)
+    }
+
+    fn experts_mut(&mut self) -> Option<&mut Store> {
+        Some(&mut self.mixtures.as_mut()?.placed.as_mut()?.store)
+    }
+
+    fn expert_bytes(&self) -> u64 {
+        let placed = self.mixtures.as_ref().and_then(|m| m.placed.as_ref());
+        placed.map_or(0, PlacedExperts::bytes)
+    }
+
     fn step(&mut self, position: usize, token: u32, again: bool, step: impl FnOnce(&mut Self)) {
         self.generated = true;
         if again && self.is_listed {
@@ -359,6 +418,8 @@ impl Backend for Cuda<'_> {
     }
 
     fn begin(&mut self, positions: &[Range<usize>], tokens: &[u32], x: &mut Buffer<f32>) {
+        // Of several sequences the first one counts for records.
+        self.begin_experts(positions[0].start, tokens.len());
         self.run(|b| {
             let (n, c) = (tokens.len(), b.model.config());
             let factor = c.embedding_scale;
@@ -425,6 +486,7 @@ impl Backend for Cuda<'_> {
         v: &mut Buffer<f32>,
     ) {
         self.run(|b| {
+            b.norm_together(turn, tokens, q, k)?;
             let how = turning(b.model, &b.weights, &b.angles, turn);
             b.attends.turn(given!(b), &how, tokens, [q, k, v])
         });
@@ -441,6 +503,7 @@ impl Backend for Cuda<'_> {
         v: &mut Buffer<f32>,
     ) {
         self.run(|b| {
+            b.norm_together(turn, 1, q, k)?;
             let how = turning(b.model, &b.weights, &b.angles, turn);
             let heads = [q, k, v];
             b.attends
@@ -470,16 +533,12 @@ impl Backend for Cuda<'_> {
     ) {
         self.run(|b| {
             let c = b.model.config();
-            if b.generated || !attending.generated {
-                return b
-                    .attends
-                    .attend(c, given!(b), attending, q, spans, step, out);
-            }
-            // It goes with others.
+            let sinks = sinks(b.model, &b.weights, attending.layer);
             b.attends
-                .attend(c, given!(b), attending, q, spans, step, out)?;
-            if step.last {
-                b.attends.fold_row(given!(b), attending.row, out)?;
+                .attend(c, given!(b), attending, q, spans, step, sinks, out)?;
+            // A token that goes with others.
+            if attending.generated && !b.generated && step.last {
+                b.attends.fold_row(given!(b), attending.row, sinks, out)?;
             }
             Ok(())
         });
@@ -501,7 +560,9 @@ impl Backend for Cuda<'_> {
                     BLOCK32 => (&mut b.acts32, block),
                     _ => (&mut b.acts256, block),
                 });
-                b.attends.fold(given!(b), rotated, blocks, attended)?;
+                let sinks = sinks(b.model, &b.weights, b.attends.layer());
+                b.attends
+                    .fold(given!(b), rotated, sinks, blocks, attended)?;
             } else {
                 if rotated {
                     let c = b.model.config();
@@ -583,7 +644,7 @@ impl Backend for Cuda<'_> {
         up: &mut Buffer<f32>,
         delta: &mut Buffer<f32>,
     ) {
-        self.run(|b| b.begin_mixture(mixture, tokens, scores));
+        self.run(|b| b.begin_mixture(mixture, tokens, scores, normed));
         if let Some(shared) = &mixture.shared {
             let ffn = &shared.ffn;
             self.run(|b| {
@@ -595,7 +656,7 @@ impl Backend for Cuda<'_> {
                 self.run(|b| b.products(normed, tokens, &mut [(taken, &mut *up)]));
             }
         }
-        self.run(|b| b.finish_mixture(mixture, tokens, scores, up, delta));
+        self.run(|b| b.finish_mixture(mixture, tokens, scores, normed, up, delta));
     }
 
     fn add(
@@ -693,7 +754,8 @@ impl Backend for Cuda<'_> {
         if let Some(error) = &self.failed {
             return Err(error.clone().into());
         }
-        if !in_time {
+        let experts_in_time = self.mixtures.as_ref().is_none_or(Mixtures::is_in_time);
+        if !in_time || !experts_in_time {
             let seconds = cuda::doorbell::PATIENCE.as_secs();
             return Err(cuda::Error::Late { seconds }.into());
         }

@@ -4,9 +4,28 @@ use super::pieces::{Job, Piece};
 use super::staged::{Carrier, Staged, slots};
 use super::{Matrix, Vector};
 use crate::error::Error;
+use crate::model::ExpertHome;
 use cpu::mem::ALIGN;
-use cuda::{Buffer, Device, Slot, Stream, Weights};
+use cuda::{Buffer, Device, Pinned, Slot, Stream, Weights};
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// Where all experts of a device's model lie.
+#[derive(Debug)]
+pub(crate) enum ExpertMemory {
+    /// Where they are computed with.
+    Device(Arc<Buffer<u8>>),
+    /// In host memory that the device copies from by itself.
+    Host(Arc<Pinned<u8>>),
+}
+
+impl ExpertMemory {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Device(memory) => memory.bytes(),
+            Self::Host(memory) => memory.len(),
+        }
+    }
+}
 
 /// Matrices and vectors on a device.
 #[derive(Debug)]
@@ -14,7 +33,7 @@ pub(crate) struct OnDevice {
     /// By number; `None` for those of experts.
     matrices: Vec<Option<Weights>>,
     /// All experts' blobs, one behind the other, as host memory would have them.
-    experts: Arc<Buffer<u8>>,
+    experts: ExpertMemory,
     /// Where matrices of experts begin there, by number.
     expert_starts: Vec<Option<usize>>,
     /// By number; `None` where no operation reads one.
@@ -28,7 +47,7 @@ impl OnDevice {
     }
 
     /// The memory that all experts' blobs lie in.
-    pub(crate) fn experts(&self) -> &Arc<Buffer<u8>> {
+    pub(crate) fn experts(&self) -> &ExpertMemory {
         &self.experts
     }
 
@@ -46,7 +65,7 @@ impl OnDevice {
         found.expect("vectors that operations read were copied")
     }
 
-    /// Bytes of device memory.
+    /// Bytes of memory, the device's or, of experts, the host's.
     pub(super) fn bytes(&self) -> u64 {
         let matrices = self.matrices.iter().flatten().map(|m| m.data().bytes());
         let vectors = self.vectors.iter().flatten().map(Buffer::bytes);
@@ -60,8 +79,26 @@ pub(super) struct Room {
     stream: Stream,
     /// Each is locked for as long as it takes to begin a copy.
     matrices: Vec<Option<Mutex<Weights>>>,
-    experts: Mutex<Buffer<u8>>,
+    experts: ExpertRoom,
     expert_starts: Vec<Option<usize>>,
+}
+
+/// Memory for experts, locked for as long as it takes to begin a copy, or to make one.
+enum ExpertRoom {
+    Device(Mutex<Buffer<u8>>),
+    Host(Mutex<Pinned<u8>>),
+}
+
+impl ExpertRoom {
+    fn into_memory(self) -> ExpertMemory {
+        fn inner<T>(of: Mutex<T>) -> Arc<T> {
+            Arc::new(of.into_inner().unwrap_or_else(PoisonError::into_inner))
+        }
+        match self {
+            Self::Device(memory) => ExpertMemory::Device(inner(memory)),
+            Self::Host(memory) => ExpertMemory::Host(inner(memory)),
+        }
+    }
 }
 
 /// Where experts' matrices lie in memory of their own, and where the last one ends.
@@ -84,6 +121,7 @@ impl Room {
     /// Takes memory for all matrices, and slots for `threads` threads, each for a piece of `slot_bytes` at most.
     pub(super) fn new(
         ordinal: usize,
+        home: ExpertHome,
         jobs: &[Job<'_>],
         threads: usize,
         slot_bytes: usize,
@@ -92,7 +130,7 @@ impl Room {
         let (expert_starts, expert_bytes) = place_experts(jobs);
         let others = jobs.iter().filter(|job| !job.of_expert);
         let of_jobs = others.map(|job| Weights::device_bytes(job.layout, job.n, job.k));
-        let all_bytes = of_jobs.chain([expert_bytes]);
+        let all_bytes = of_jobs.chain((home == ExpertHome::Device).then_some(expert_bytes));
         let all_bytes = all_bytes.fold(0, |sum: u64, bytes| sum.saturating_add(bytes as u64));
         let no_room = |what: String| {
             move |source| Error::DeviceRoom {
@@ -119,11 +157,17 @@ impl Room {
             let made = made.map_err(no_room(format!("tensor {}", job.tensor.name)))?;
             Ok::<_, Error>(Some(Mutex::new(made)))
         };
-        let experts = Buffer::new(&device, expert_bytes);
+        let experts = match home {
+            ExpertHome::Device => {
+                let memory = Buffer::new(&device, expert_bytes);
+                ExpertRoom::Device(Mutex::new(memory.map_err(no_room("experts".to_owned()))?))
+            }
+            ExpertHome::Host => ExpertRoom::Host(Mutex::new(Pinned::new(&device, expert_bytes)?)),
+        };
         let room = Self {
             stream: device.stream()?,
             matrices: jobs.iter().map(matrix).collect::<Result<_, _>>()?,
-            experts: Mutex::new(experts.map_err(no_room("experts".to_owned()))?),
+            experts,
             expert_starts,
         };
         let slots = (0..slots(threads)).map(|_| Slot::new(&device, slot_bytes));
@@ -145,10 +189,9 @@ impl Room {
         self.stream.synchronise()?;
         let inner = |m: Mutex<Weights>| m.into_inner().unwrap_or_else(PoisonError::into_inner);
         let matrices = self.matrices.into_iter().map(|m| m.map(inner));
-        let experts = self.experts.into_inner();
         Ok(OnDevice {
             matrices: matrices.collect(),
-            experts: Arc::new(experts.unwrap_or_else(PoisonError::into_inner)),
+            experts: self.experts.into_memory(),
             expert_starts: self.expert_starts,
             vectors,
         })
@@ -165,9 +208,19 @@ impl Carrier for Room {
     fn send(&self, slot: &mut Slot, piece: &Piece) -> Result<(), Error> {
         let Some(matrix) = &self.matrices[piece.matrix] else {
             let start = self.expert_starts[piece.matrix].expect("it is an expert's");
-            let mut experts = self.experts.lock().unwrap_or_else(PoisonError::into_inner);
-            let at = start + piece.at.start;
-            return Ok(slot.send(&self.stream, piece.at.len(), &mut experts, at)?);
+            let (at, len) = (start + piece.at.start, piece.at.len());
+            match &self.experts {
+                ExpertRoom::Device(memory) => {
+                    let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
+                    slot.send(&self.stream, len, &mut memory, at)?;
+                }
+                ExpertRoom::Host(memory) => {
+                    let bytes = &slot.bytes()?[..len];
+                    let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
+                    memory[at..at + len].copy_from_slice(bytes);
+                }
+            }
+            return Ok(());
         };
         let mut matrix = matrix.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(matrix.send_tiles(&self.stream, piece.first, slot, piece.at.len())?)

@@ -7,7 +7,7 @@ use super::pieces::{Job, Piece, Pieces};
 use super::source::Source;
 use super::{Matrix, Vector, Weights};
 use crate::error::Error;
-use crate::model::ComputeDevice;
+use crate::model::{ComputeDevice, ExpertHome};
 use cpu::mem::{ALIGN, Buffer};
 use cpu::pool::Pool;
 use gguf::{TensorInfo, TensorType};
@@ -251,6 +251,7 @@ pub(in crate::model) struct Loaded {
 pub(in crate::model) fn load<'v>(
     planned: &Planned<'_>,
     device: ComputeDevice,
+    home: ExpertHome,
     pool: &Pool,
     vectors: impl Iterator<Item = &'v Vector>,
     tell: &mut (dyn FnMut(u64, u64) + Send),
@@ -287,7 +288,7 @@ pub(in crate::model) fn load<'v>(
             })
         }
         ComputeDevice::Cuda(ordinal) => {
-            let room = Room::new(ordinal, jobs, pool.threads(), pieces.bytes_max())?;
+            let room = Room::new(ordinal, home, jobs, pool.threads(), pieces.bytes_max())?;
             let digest = fill(source, jobs, &pieces, pool, &progress, &room)?;
             let weights = room.into_carrier().into_weights(vectors)?;
             Ok(Loaded {

@@ -11,7 +11,7 @@ mod staged;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use device::OnDevice;
+pub(crate) use device::{ExpertMemory, OnDevice};
 pub(super) use load::{Loader, load};
 pub(super) use source::Source;
 

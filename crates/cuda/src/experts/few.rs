@@ -1,0 +1,218 @@
+//! A few tokens: products pair by pair of token and expert.
+
+use quant::product::CHUNK;
+
+use super::cut::{self, Cut};
+use super::told::Foreign;
+use super::{FEW_MAX, Layer, Mixer, Shape, Shared, Tokens, shared_args};
+use crate::acts::Layout;
+use crate::error::{Error, length};
+use crate::kernel::{Arg, Launch, Start};
+use crate::memory::Buffer;
+use crate::stream::Stream;
+use crate::weights::Weights;
+use gguf::TensorType;
+
+/// Threads of `scores_*`: as in `kernels/experts.cu`.
+const SCORE_THREADS: usize = 128;
+
+impl Mixer {
+    /// Parts of the scores of up to [`FEW_MAX`] tokens: products of a router's weights `[E, D]`, floats, with `x` `[T, D]`.
+    pub fn score(
+        &mut self,
+        stream: &Stream,
+        start: Start,
+        router: &Weights,
+        x: &Buffer<f32>,
+        n: usize,
+    ) -> Result<(), Error> {
+        const OP: &str = "scores of experts";
+        let Shape { width, routing, .. } = self.shape;
+        length(OP, "rows of the router", router.n(), routing.experts)?;
+        length(OP, "K of the router", router.k(), width)?;
+        length(OP, "values of a token past whole fours", width % 4, 0)?;
+        length(
+            OP,
+            "tokens over the room",
+            n.saturating_sub(FEW_MAX.min(self.tokens_max)),
+            0,
+        )?;
+        length(
+            OP,
+            "inputs that are missing",
+            (n * width).saturating_sub(x.len()),
+            0,
+        )?;
+        let kernel = match router.ty() {
+            TensorType::F32 => &self.common.scores[0],
+            TensorType::F16 => &self.common.scores[1],
+            TensorType::BF16 => &self.common.scores[2],
+            other => {
+                return Err(Error::Format {
+                    op: OP,
+                    format: other.name(),
+                });
+            }
+        };
+        if n == 0 {
+            return Ok(());
+        }
+        let args = [
+            Arg::from(router.data()),
+            x.into(),
+            (&self.parts).into(),
+            (routing.experts as i32).into(),
+            (width as i32).into(),
+            (n as i32).into(),
+        ];
+        let grid = [router.tiles() as u32, width.div_ceil(CHUNK) as u32, 1];
+        let launch = Launch::grid(grid, [SCORE_THREADS as u32, 1, 1])
+            .shared(cut::score_bytes(router.ty().block_bytes(), n))
+            .start(start);
+        // SAFETY: the arguments are those of `scores_*`; lengths are checked.
+        unsafe { kernel.launch(stream, launch, &args) }
+    }
+
+    /// A few tokens: chooses their experts, and multiplies their gates and ups.
+    pub fn gate_up(
+        &mut self,
+        stream: &Stream,
+        start: Start,
+        layer: &Layer<'_>,
+        tokens: &Tokens<'_>,
+    ) -> Result<(), Error> {
+        const OP: &str = "gates and ups of experts";
+        let list = self.check(OP, layer, tokens.n)?;
+        let (
+            blob,
+            Shape {
+                width, ff, routing, ..
+            },
+        ) = (layer.blob, self.shape);
+        self.check_tokens(OP, blob, tokens)?;
+        if tokens.acts.layout() == Layout::Arranged {
+            length(OP, "arranged columns", tokens.n, 0)?;
+        }
+        let scores = self.scores(OP, tokens.n, tokens.scores)?;
+        let rows = tokens.n * routing.used * ff;
+        length(
+            OP,
+            "gated values over the room",
+            rows.saturating_sub(self.gated.len()),
+            0,
+        )?;
+        if tokens.n == 0 {
+            return Ok(());
+        }
+        let device = stream.device().properties();
+        let cut = Cut::gate_up(blob, &routing, tokens.n, device);
+        length(
+            OP,
+            "bytes of shared memory over the limit",
+            cut.shared_bytes
+                .saturating_sub(cut::shared_bytes_max(device)),
+            0,
+        )?;
+        let [gate_bias, up_bias, _] = blob.biases_at.unwrap_or_default();
+        let acts = tokens.acts;
+        let args = [
+            &scores[..1],
+            &self.routing(scores)[..],
+            &[
+                list.into(),
+                (blob.up_at as u32).into(),
+                (gate_bias as u32).into(),
+                (up_bias as u32).into(),
+                (&acts.q).into(),
+                (&acts.meta).into(),
+                (&acts.d).into(),
+                (&acts.s16).into(),
+                (width as i32).into(),
+                (ff as i32).into(),
+                self.gate(),
+                (&self.gated).into(),
+                (cut.per as i32).into(),
+                (cut.stages as i32).into(),
+            ],
+        ]
+        .concat();
+        let grid = [cut.grid as u32, tokens.n as u32, 1];
+        let launch = Launch::grid(grid, [cut.warps as u32 * 32, 1, 1])
+            .shared(cut.shared_bytes)
+            .start(start);
+        let kernel = &self.format(OP, blob.inputs)?.gate_up;
+        // SAFETY: the arguments are those of `gate_up`; lengths are checked, and the list holds addresses of whole blobs of this layout.
+        unsafe { kernel.launch(stream, launch, &args) }
+    }
+
+    /// Behind [`Mixer::gate_up`] of the same tokens, with none of other tokens between: their down projections, weighted and summed.
+    /// `foreign` are the outputs of experts that are not in the list.
+    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    pub fn down(
+        &mut self,
+        stream: &Stream,
+        start: Start,
+        layer: &Layer<'_>,
+        tokens: &Tokens<'_>,
+        foreign: Foreign<'_>,
+        shared: Shared<'_>,
+        y: &mut Buffer<f32>,
+    ) -> Result<(), Error> {
+        const OP: &str = "down projections of experts";
+        let list = self.check(OP, layer, tokens.n)?;
+        let (
+            blob,
+            Shape {
+                width, ff, routing, ..
+            },
+        ) = (layer.blob, self.shape);
+        let scores = self.scores(OP, tokens.n, tokens.scores)?;
+        let short =
+            |what, found: usize, wanted: usize| length(OP, what, wanted.saturating_sub(found), 0);
+        short("values of y that are missing", y.len(), tokens.n * width)?;
+        let foreign = self.foreign(OP, tokens.n, foreign)?;
+        let [is_shared, taken] = shared_args(OP, shared, tokens.n)?;
+        if tokens.n == 0 {
+            return Ok(());
+        }
+        let device = stream.device().properties();
+        let cut = Cut::down(blob, &routing, device);
+        length(
+            OP,
+            "bytes of shared memory over the limit",
+            cut.shared_bytes
+                .saturating_sub(cut::shared_bytes_max(device)),
+            0,
+        )?;
+        let [.., bias] = blob.biases_at.unwrap_or_default();
+        let args = [
+            &scores[..1],
+            &self.routing(scores)[..],
+            &[
+                list.into(),
+                (blob.down_at as u32).into(),
+                (bias as u32).into(),
+                (&self.gated).into(),
+            ],
+            &foreign,
+            &[
+                taken,
+                is_shared,
+                y.into(),
+                (width as i32).into(),
+                (ff as i32).into(),
+                (&self.ids).into(),
+                (&self.weights).into(),
+                (cut.stages as i32).into(),
+            ],
+        ]
+        .concat();
+        let grid = [cut.grid as u32, tokens.n as u32, 1];
+        let launch = Launch::grid(grid, [cut.warps as u32 * 32, 1, 1])
+            .shared(cut.shared_bytes)
+            .start(start);
+        let kernel = &self.format(OP, blob.down)?.down;
+        // SAFETY: as in `gate_up`.
+        unsafe { kernel.launch(stream, launch, &args) }
+    }
+}

@@ -141,7 +141,7 @@ pub struct TierCost {
     full_reads: f64,
     /// Their attention in fast memory and by the CPU.
     full_fast: Attention,
-    full_host_ns_cell: f64,
+    full_host: Attention,
     windowed: Vec<Windowed>,
 }
 
@@ -262,7 +262,7 @@ impl<'a> Costs<'a> {
             full_cell_bytes: 0.0,
             full_reads: 0.0,
             full_fast: Attention::default(),
-            full_host_ns_cell: 0.0,
+            full_host: Attention::default(),
             windowed: Vec::new(),
         };
         // Deep models repeat few kinds of layers.
@@ -294,7 +294,8 @@ impl<'a> Costs<'a> {
             cost.full_reads += bytes;
             cost.full_fast.ns_cell += fast.ns_cell;
             cost.full_fast.engage_us += fast.engage_us;
-            cost.full_host_ns_cell += host.ns_cell;
+            cost.full_host.ns_cell += host.ns_cell;
+            cost.full_host.engage_us += host.engage_us;
             if own {
                 cost.full_cell_bytes += bytes;
             }
@@ -331,8 +332,8 @@ impl TierCost {
 
     /// CPU attention over the layers that see everything, in bytes of KV; 0 without such layers.
     pub fn cpu_attention_gb_s(&self) -> f64 {
-        if self.full_host_ns_cell > 0.0 {
-            self.full_cell_bytes * self.full_reads / self.full_host_ns_cell
+        if self.full_host.ns_cell > 0.0 {
+            self.full_cell_bytes * self.full_reads / self.full_host.ns_cell
         } else {
             0.0
         }

@@ -11,9 +11,9 @@ const STEPS: u64 = 96;
 /// More staging than this much of the budget is never tried: it only bounds how far copies run ahead.
 const STAGING_PART_MAX: u64 = 8;
 
-/// Slots for what a layer streams, as a multiple of that: measured, half of it more keep the link as busy as anything, and none more lose
-/// a tenth. While some are attended, others are filled.
-const STAGING_LAYERS: f64 = 1.5;
+/// Slots for what a layer streams, as a multiple of that: while one layer's are attended, the next one's are filled. Layers differ a little in what
+/// they stream, and fewer slots than a layer needs have it attended in parts.
+const STAGING_LAYERS: f64 = 2.0;
 
 /// What slots come in.
 const STAGING_STEP: u64 = 4;

@@ -1,18 +1,22 @@
 //! The overlapped model: copies of the tail run ahead of use, and the CPU attends over part of it where it lies.
 //!
 //! ```text
-//! t = max( (O + D) / link,
-//!          T_other + L * t_layer + max( T_window, C / cpu + L * t_sync, (D - L * staging) / link ) )
-//! t_layer: waits and launches that only a tail needs, more of them with a share
+//! t = max( (O + D) / link + rest,  T_other + L * t_layer + max( T_window, C / cpu + L * t_sync ) )
+//! t_layer: what only a tail needs, more of it with a share
 //! D + C = tail,   T_window = engage + (KV - C) / device attention
+//! rest = 0 if D <= L * staging * 3/4, else max(0, T_other - L * staging / 2 / link)
 //! ```
 //!
 //! D bytes are streamed and C bytes attended by the CPU. The layers that can have a tail are alike, so the sum over them is
-//! L times one. The copies are a timeline of their own (O: what else they carry), but run ahead only as far as the staging
-//! slots reach: what a layer needs beyond them arrives while that layer waits. With room for everything the last term
-//! vanishes. While both run, link and CPU keep only a part of their rates, because they share the host's memory.
+//! L times one. The copies are a timeline of their own (O: what else they carry), which runs ahead as far as the staging slots reach. Where
+//! these hold what a layer streams, and some more, it is attended at once, copies go on meanwhile, and the link never rests. Where they do
+//! not, a layer is attended by halves of the slots, and the other half is all that is copied while the rest of the model works. While both
+//! run, link and CPU keep only a part of their rates, because they share the host's memory.
 
 use super::{amount, bytes, drop_of_slow_down, ms, part};
+
+/// The part of the staging slots that one layer may fill and still be attended at once.
+const AT_ONCE: f64 = 0.75;
 
 /// The machine and model as this model sees them. All times are of one token, over all layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,7 +29,7 @@ pub struct Overlapped {
     pub link_kept: f64,
     /// Part of its rate that CPU attention keeps while the link is busy.
     pub cpu_kept: f64,
-    /// Handing one layer's work to the CPU and back.
+    /// Handing one layer's work to the CPU and back, and what its attention takes at no cells.
     pub t_sync_ms: f64,
     /// Layers that can have a tail.
     pub layers: f64,
@@ -118,7 +122,7 @@ impl Overlapped {
         }
     }
 
-    /// Bytes that can be on the device before their layers begin, over a token.
+    /// Bytes that staging slots hold, each layer's anew, over a token.
     fn ahead_bytes(&self) -> f64 {
         // 0 layers times endless staging is nothing.
         amount(amount(self.staging_bytes) * amount(self.layers))
@@ -131,19 +135,29 @@ impl Overlapped {
         let copies = ms(amount(self.copied_bytes) + streamed, rates.link);
         let on_device = amount(self.kv_bytes) - cpu;
         let window = amount(self.attention_engage_ms) + ms(on_device, self.attention_gb_s);
-        let waits = ms(streamed - self.ahead_bytes(), rates.link);
+        let rest = self.rest_ms(streamed, rates.link);
         let host = if cpu > 0.0 {
             ms(cpu, rates.cpu) + self.sync_ms()
         } else {
             0.0
         };
         let fixed = self.fixed_ms(streamed, cpu);
-        let compute = amount(self.t_other_ms) + fixed + window.max(waits).max(host);
+        let compute = amount(self.t_other_ms) + fixed + window.max(host);
         Split {
             streamed_bytes: streamed,
             cpu_bytes: cpu,
-            t_ms: copies.max(compute),
-            link_binds: copies > compute || (waits > window && waits > host),
+            t_ms: (copies + rest).max(compute),
+            link_binds: copies + rest > compute,
+        }
+    }
+
+    /// How long the link rests in a token that streams so much.
+    fn rest_ms(&self, streamed: f64, link_gb_s: f64) -> f64 {
+        let slots = self.ahead_bytes();
+        if streamed <= slots * AT_ONCE {
+            0.0
+        } else {
+            amount(amount(self.t_other_ms) - ms(slots / 2.0, link_gb_s))
         }
     }
 
@@ -171,8 +185,11 @@ impl Overlapped {
         let copied = amount(self.copied_bytes) + tail;
         // (copied - C) / link = other + sync + C / cpu
         consider((copied / link - other - sync) / (1.0 / link + 1.0 / cpu));
-        // (tail - ahead - C) / link = sync + C / cpu
-        consider(((tail - self.ahead_bytes()) / link - sync) / (1.0 / link + 1.0 / cpu));
+        // The same, where the link rests.
+        let rest = self.rest_ms(f64::INFINITY, self.both().link);
+        consider((copied / link + rest - other - sync) / (1.0 / link + 1.0 / cpu));
+        // As much as leaves what the slots hold, whatever is lost to rounding.
+        consider((tail - self.ahead_bytes() * AT_ONCE) * (1.0 + 1e-9));
         // engage + (kv - C) / device = sync + C / cpu
         let engage = amount(self.attention_engage_ms);
         let window = engage + amount(self.kv_bytes) / device;
@@ -199,10 +216,10 @@ impl Overlapped {
         let allowed = |fixed_ms: f64| fixed_ms <= limit - resident;
         let (fixed, fixed_shared) = (self.fixed_ms(1.0, 0.0), self.fixed_ms(0.0, 1.0));
         let streamed = |rates: Rates| {
-            let total = bytes(limit, rates.link) - amount(self.copied_bytes);
-            let in_time = bytes(left - fixed, rates.link) + self.ahead_bytes();
+            let until = |ms: f64| amount(bytes(ms, rates.link) - amount(self.copied_bytes));
+            let (slots, rest) = (self.ahead_bytes(), self.rest_ms(f64::INFINITY, rates.link));
             if allowed(fixed) {
-                amount(total).min(in_time)
+                until(limit).min(slots * AT_ONCE).max(until(limit - rest))
             } else {
                 0.0
             }

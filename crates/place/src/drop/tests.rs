@@ -188,15 +188,17 @@ fn few_staging_slots_make_layers_wait() {
         ..round()
     };
     let few = Overlapped {
-        staging_bytes: 8e6,
+        staging_bytes: 16e6,
         layer_ms: 0.0,
         share_ms: 0.0,
         ..all
     };
-    // 0.9 GB fit into the 22 ms beside everything else, but only 256 MB of them can be there early.
+    // 0.9 GB fit into the 22 ms beside everything else, but in halves of the slots only 256 MB of them can be there early.
     assert!((all.split(0.9e9, 0.0).t_ms - 22.0).abs() < 1e-9);
     let waits = (0.9e9 - 32.0 * 8e6) / 50e6;
     assert!((few.split(0.9e9, 0.0).t_ms - (20.0 + waits)).abs() < 1e-9);
+    // What three quarters of the slots hold is there all at once.
+    assert!((few.split(0.38e9, 0.0).t_ms - 22.0).abs() < 1e-9);
     assert!(few.t_star_bytes(0.1) < all.t_star_bytes(0.1));
 }
 

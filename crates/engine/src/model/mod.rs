@@ -64,9 +64,8 @@ pub enum Contents {
     Synthetic(Recipe),
 }
 
-/// How long threads look for work before they sleep to whom a GPU hands a part of some layers: longer than it is from one that a gate tries to the next
-/// (113 layers), as threads that must be woken would make each of them slow, and the gate would never have any more.
-const HANDED_SPIN: Duration = Duration::from_millis(100);
+/// How long threads to whom a GPU hands a part of layers look for work before they sleep: as long as a token takes, since waking them would make each layer slow.
+const HANDED_SPIN: Duration = Duration::from_millis(20);
 
 /// How a model is loaded and computed.
 #[derive(Debug, Clone, Default)]

@@ -689,7 +689,10 @@ impl Backend for Cuda<'_> {
             let (stream, start) = (&b.stream, b.start);
             for first in rows.clone().step_by(LOGIT_ROWS) {
                 let n = LOGIT_ROWS.min(rows.end - first);
-                copied.copy_from(stream, 0, x, first * c.width..(first + n) * c.width)?;
+                // Else a generated token's one row is there.
+                if !b.summed {
+                    copied.copy_from(stream, 0, x, first * c.width..(first + n) * c.width)?;
+                }
                 let out = Normed {
                     row: Some(&mut *normed),
                     blocks32: None,

@@ -594,7 +594,7 @@ impl Backend for Cuda<'_> {
                 cpu::ops::Gate::Silu => Gate::Silu,
                 cpu::ops::Gate::Gelu => Gate::Gelu,
                 cpu::ops::Gate::Clamped => {
-                    unreachable!("gates of mixtures, which are refused before they are loaded")
+                    unreachable!("a gate of experts alone: models with others are refused")
                 }
             };
             let (stream, start) = (&b.stream, b.start);

@@ -213,6 +213,7 @@ impl Writer<'_> {
             TileOut {
                 first: tile * height,
                 height,
+                unit: unit(self.block),
                 q: self.q.part(first * self.k, height * self.k),
                 d: self.d.part(scales, n),
                 ds: self.ds.part(scales, n),
@@ -346,6 +347,7 @@ struct TileOut<'a> {
     /// First row.
     first: usize,
     height: usize,
+    unit: usize,
     q: &'a mut [i8],
     d: &'a mut [f32],
     ds: &'a mut [f32],
@@ -397,60 +399,44 @@ fn quantise_tile_with<V: F32x16>(
     passes: usize,
     out: &mut TileOut<'_>,
 ) {
-    if block == BLOCK32 {
-        quantise_blocks::<V, BLOCK32, 32>(x, k, passes, out);
-    } else {
-        quantise_blocks::<V, BLOCK256, 64>(x, k, passes, out);
-    }
-}
-
-/// With lengths that the compiler knows: copies of a unit and sums of a block are then a few instructions, not calls.
-#[inline(always)]
-fn quantise_blocks<V: F32x16, const BLOCK: usize, const UNIT: usize>(
-    x: &[f32],
-    k: usize,
-    passes: usize,
-    out: &mut TileOut<'_>,
-) {
-    let (height, tokens) = (out.height, x.len() / k);
-    let (mut codes, mut lost) = ([0i8; BLOCK], [0f32; BLOCK]);
+    let (height, unit, tokens) = (out.height, out.unit, x.len() / k);
+    let (mut codes, mut lost) = ([0i8; BLOCK256], [0f32; BLOCK256]);
+    let (codes, lost) = (&mut codes[..block], &mut lost[..block]);
     for row in 0..height {
         let pass = (out.first + row) / tokens;
         let pass = if pass < passes { pass } else { 2 };
-        for b in 0..k / BLOCK {
+        for b in 0..k / block {
             let d = if pass < 2 {
-                let x = &x[(out.first + row) % tokens * k + b * BLOCK..];
-                let x = x.first_chunk::<BLOCK>().expect("a block of values");
-                let d = quantise_block::<V>(x, &mut codes);
+                let x = &x[(out.first + row) % tokens * k + b * block..][..block];
+                let d = quantise_block::<V>(x, codes);
                 if pass == 0 {
                     d
                 } else {
-                    for ((lost, x), q) in lost.iter_mut().zip(x).zip(&codes) {
+                    for ((lost, x), q) in lost.iter_mut().zip(x).zip(&*codes) {
                         *lost = (-d).mul_add(f32::from(*q), *x);
                     }
-                    quantise_block::<V>(&lost, &mut codes)
+                    quantise_block::<V>(lost, codes)
                 }
             } else {
                 // The last tile is filled up with zeros.
                 codes.fill(0);
                 0.0
             };
-            for (u, codes) in codes.as_chunks::<UNIT>().0.iter().enumerate() {
-                let to = &mut out.q[(b * BLOCK + u * UNIT) * height + row * UNIT..];
-                *to.first_chunk_mut().expect("room for a unit") = *codes;
+            for (u, codes) in codes.chunks_exact(unit).enumerate() {
+                out.q[(b * block + u * unit) * height + row * unit..][..unit]
+                    .copy_from_slice(codes);
             }
             let at = b * height + row;
             out.d[at] = d;
-            if BLOCK == BLOCK32 {
-                let sum = codes.iter().map(|&q| i32::from(q)).sum();
+            let sum = |codes: &[i8]| codes.iter().map(|&q| i32::from(q)).sum::<i32>();
+            if block == BLOCK32 {
+                let sum = sum(codes);
                 out.sum32[at] = sum;
                 out.ds[at] = d * sum as f32;
             } else {
-                let sums = out.sum16[at * 16..].first_chunk_mut::<16>();
-                let sums = sums.expect("16 sums a block");
-                for (codes, sum) in codes.as_chunks::<16>().0.iter().zip(sums) {
+                for (codes, out) in codes.chunks_exact(16).zip(&mut out.sum16[at * 16..][..16]) {
                     // 16 codes of at most 127.
-                    *sum = codes.iter().map(|&q| i16::from(q)).sum();
+                    *out = sum(codes) as i16;
                 }
             }
         }
@@ -469,8 +455,8 @@ pub(crate) fn quantise_block<V: F32x16>(x: &[f32], q: &mut [i8]) -> f32 {
         fault = x.fma(V::splat(0.0), fault);
         amax = x.abs().max(amax);
     }
-    let amax = amax.max_lane();
-    if fault.any_nan() {
+    let (amax, fault) = (amax.max_lane(), fault.sum());
+    if fault.is_nan() {
         q.fill(0);
         return f32::NAN;
     }

@@ -68,8 +68,6 @@ pub(crate) trait F32x16: Copy {
     fn exp2_bits(self) -> Self;
     /// Clears the sign.
     fn abs(self) -> Self;
-    /// Whether a lane is NaN.
-    fn any_nan(self) -> bool;
 
     /// Sixteen sums of products of 8-bit integers.
     type Dots: Copy;
@@ -240,9 +238,6 @@ impl F32x16 for Scalar16 {
     }
     fn abs(self) -> Self {
         Self(self.0.map(f32::abs))
-    }
-    fn any_nan(self) -> bool {
-        self.0.iter().any(|x| x.is_nan())
     }
 
     type Dots = [i32; 16];

@@ -104,50 +104,6 @@ impl Sums {
     }
 }
 
-/// What weights are unpacked to, and multiplied into. A thread keeps it between products: clearing it takes as long as many a
-/// small product's tile.
-struct Work<W, const N: usize> {
-    weights: W,
-    /// Results of `N` blocks.
-    results: Aligned<[[Tile; 4]; N]>,
-}
-
-/// Weights of two tiles in blocks of 32.
-type Work32 = Work<[Chunk32; 2], BLOCKS>;
-
-/// Weights of a tile in super-blocks, and their planes.
-type Work256 = Work<([Super256; CHUNK256], [Planes; CHUNK256]), CHUNK256>;
-
-thread_local! {
-    static WORK32: Cell<Option<Box<Work32>>> = const { Cell::new(None) };
-    static WORK256: Cell<Option<Box<Work256>>> = const { Cell::new(None) };
-}
-
-impl Work32 {
-    const fn zero() -> Self {
-        Self {
-            weights: [const { Chunk32::zero() }; 2],
-            results: Aligned([[[0; 256]; 4]; BLOCKS]),
-        }
-    }
-}
-
-impl Work256 {
-    const fn zero() -> Self {
-        const PLANES: Planes = Planes {
-            high: [0; 4096],
-            low: [0; 4096],
-        };
-        Self {
-            weights: (
-                [const { Super256::zero() }; CHUNK256],
-                [const { PLANES }; CHUNK256],
-            ),
-            results: Aligned([[[0; 256]; 4]; CHUNK256]),
-        }
-    }
-}
-
 /// Groups of up to [`GROUP`] tiles.
 fn groups(tiles: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     tiles
@@ -168,11 +124,8 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
     out: &Shared<'_, f32>,
 ) {
     assert_eq!(acts.height(), TILE, "activations in tiles");
-    let mut work = WORK32.take().unwrap_or_else(|| Box::new(Work32::zero()));
-    let Work {
-        weights: pair,
-        results,
-    } = &mut *work;
+    let mut pair = [const { Chunk32::zero() }; 2];
+    let mut results = Aligned([[[0i32; 256]; 4]; BLOCKS]);
     let mut sums = Sums::new(acts.tokens());
     // SAFETY: the caller's promise.
     unsafe { amx::configure(32) };
@@ -244,7 +197,6 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
     }
     // SAFETY: the caller's promise.
     unsafe { amx::release() };
-    WORK32.set(Some(work));
 }
 
 /// Scales a block's integers of 16 tokens and adds them to `acc`.
@@ -327,11 +279,14 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
     out: &Shared<'_, f32>,
 ) {
     assert_eq!(acts.height(), TILE, "activations in tiles");
-    let mut work = WORK256.take().unwrap_or_else(|| Box::new(Work256::zero()));
-    let Work {
-        weights: (chunk, planes),
-        results,
-    } = &mut *work;
+    let mut chunk = [const { Super256::zero() }; CHUNK256];
+    let mut planes = [const {
+        Planes {
+            high: [0; 4096],
+            low: [0; 4096],
+        }
+    }; CHUNK256];
+    let mut results = Aligned([[[0i32; 256]; 4]; CHUNK256]);
     let mut sums = Sums::new(acts.tokens());
     // SAFETY: the caller's promise.
     unsafe { amx::configure(64) };
@@ -342,8 +297,7 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
         for (first, tile) in chunks.flat_map(|first| group.clone().map(move |tile| (first, tile))) {
             let (mut blocks, slot) = (TileBlocks::new(w, tile), tile - group.start);
             let n = CHUNK256.min(w.blocks() - first);
-            for (i, (block, planes)) in chunk.iter_mut().zip(planes.iter_mut()).take(n).enumerate()
-            {
+            for (i, (block, planes)) in chunk.iter_mut().zip(&mut planes).take(n).enumerate() {
                 block.unpack::<U>(&mut blocks, first + i);
                 planes.split::<U>(block);
             }
@@ -375,7 +329,6 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
     }
     // SAFETY: the caller's promise.
     unsafe { amx::release() };
-    WORK256.set(Some(work));
 }
 
 /// Scales a super-block's integers of 16 tokens and adds them to `acc`.

@@ -199,15 +199,6 @@ impl F32x16 for Avx2x16 {
         }
     }
     #[inline(always)]
-    fn any_nan(self) -> bool {
-        // SAFETY: only inside functions compiled for AVX2.
-        unsafe {
-            // True where either operand is NaN.
-            let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, self.1);
-            _mm256_movemask_ps(nan) != 0
-        }
-    }
-    #[inline(always)]
     fn exp2_bits(self) -> Self {
         // SAFETY: only inside functions compiled for AVX2.
         unsafe {
@@ -497,11 +488,6 @@ impl F32x16 for Avx512x16 {
     #[inline(always)]
     fn abs(self) -> Self {
         one!(_mm512_abs_ps(self.0))
-    }
-    #[inline(always)]
-    fn any_nan(self) -> bool {
-        // SAFETY: only inside functions compiled for AVX-512.
-        unsafe { _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0) != 0 }
     }
     #[inline(always)]
     fn sum(self) -> f32 {

@@ -11,7 +11,7 @@ use cuda::experts::{Arena, Blob, FEW_MAX, Layer, Mixer, Scores, Shape, Shared, T
 use cuda::kernel::Start;
 use cuda::ops::Normed;
 use cuda::product::Target;
-use cuda::{Buffer, Stream};
+use cuda::{Acts, Buffer, Stream};
 use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::act_block;
 
@@ -180,6 +180,14 @@ fn scores_of<'a>(
     Scores::Parts(bias.map(|bias| weights.vector(bias)))
 }
 
+/// Which of the activations in blocks of 32 and of 256 a mixture's experts read.
+fn inputs_of<'a>(mixture: &Mixture, [acts32, acts256]: [&'a Acts; 2]) -> &'a Acts {
+    match act_block(mixture.experts[0].first().ty()) {
+        Some(BLOCK32) => acts32,
+        _ => acts256,
+    }
+}
+
 impl Cuda<'_> {
     /// The way into a mixture: the norm's result as values and as blocks for whoever reads it, and the router's product.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
@@ -230,10 +238,7 @@ impl Cuda<'_> {
         scores: &Buffer<f32>,
         normed: &Buffer<f32>,
     ) -> Result<(), cuda::Error> {
-        let acts = match act_block(mixture.experts[0].first().ty()) {
-            Some(BLOCK32) => &self.acts32,
-            _ => &self.acts256,
-        };
+        let acts = inputs_of(mixture, [&self.acts32, &self.acts256]);
         let scores = scores_of(&self.weights, mixture, n, scores);
         let tokens = Tokens { n, scores, acts };
         let (stream, start) = (&self.stream, self.start);
@@ -296,7 +301,7 @@ impl Cuda<'_> {
             Some(shared) if shared.gate.is_none() => Shared::All,
             Some(_) => Shared::Part(taken),
         };
-        let acts = &self.acts256;
+        let acts = inputs_of(mixture, [&self.acts32, &self.acts256]);
         let scores = scores_of(&self.weights, mixture, n, scores);
         let tokens = Tokens { n, scores, acts };
         let (stream, start) = (&self.stream, self.start);

@@ -54,6 +54,8 @@ impl Random {
 struct Server {
     child: Child,
     address: String,
+    /// How many words of a prompt the model reads as one token: far less than one of a vocabulary of bytes.
+    words_a_token: f64,
 }
 
 impl Server {
@@ -71,10 +73,24 @@ impl Server {
         BufReader::new(stdout).read_line(&mut line)?;
         let ready: Value = serde_json::from_str(&line).context("the server did not start")?;
         let url = ready["url"].as_str().context("no url")?;
-        Ok(Self {
+        let mut server = Self {
             child,
             address: url.trim_start_matches("http://").to_owned(),
-        })
+            words_a_token: 1.0,
+        };
+        let sample = json!({"content": words(0, SAMPLE_WORDS)}).to_string();
+        let mut text = String::new();
+        let mut answer = server.request("POST", "/tokenize", &sample)?;
+        answer.read_to_string(&mut text)?;
+        let answer: Value = serde_json::from_str(&text)?;
+        let tokens = answer["tokens"].as_array().context("no tokens")?.len();
+        server.words_a_token = SAMPLE_WORDS as f64 / tokens as f64;
+        Ok(server)
+    }
+
+    /// A text of about so many tokens, the same for the same seed.
+    fn prompt(&self, seed: usize, tokens: usize) -> String {
+        words(seed, (tokens as f64 * self.words_a_token) as usize)
     }
 
     fn request(&self, method: &str, path: &str, body: &str) -> Result<BufReader<TcpStream>> {
@@ -134,6 +150,9 @@ impl Server {
             if let Some(tokens) = event["usage"]["completion_tokens"].as_u64() {
                 heard.tokens = tokens;
             }
+            if let Some(tokens) = event["usage"]["prompt_tokens"].as_u64() {
+                heard.prompt_tokens = tokens;
+            }
             pieces += 1;
             if leaves_after.is_some_and(|n| pieces >= n) {
                 break;
@@ -154,6 +173,7 @@ impl Drop for Server {
 #[derive(Debug, Default)]
 struct Heard {
     text: String,
+    prompt_tokens: u64,
     tokens: u64,
     ttft_s: Option<f64>,
     is_complete: bool,
@@ -164,11 +184,14 @@ const WORDS: [&str; 16] = [
     "and", "slowly", "then", "miller", "sees",
 ];
 
-/// A text of about so many tokens, the same for the same seed.
-fn prompt(seed: usize, tokens: usize) -> String {
+/// Words of which tokens are counted.
+const SAMPLE_WORDS: usize = 1000;
+
+/// A text of so many words, the same for the same seed.
+fn words(seed: usize, n: usize) -> String {
     let mut random = Random(seed as u64 + 1);
     let mut text = format!("Story {seed}.");
-    for i in 0..tokens {
+    for i in 0..n {
         text.push(' ');
         text.push_str(WORDS[random.below(WORDS.len())]);
         if i % 17 == 16 {
@@ -201,12 +224,27 @@ pub fn run(args: &LoadArgs) -> Result<()> {
     compare(args, &answers)
 }
 
+/// Times that one client and several are timed.
+const ROUNDS: usize = 3;
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// The median, least and most.
+fn spread(values: Vec<f64>) -> String {
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = values.iter().copied().fold(0.0, f64::max);
+    format!("{:.1} ({least:.1}-{most:.1})", median(values))
+}
+
 /// Generated tokens a second, of one client and of several.
 fn throughput(server: &Server, clients: usize) -> Result<()> {
     let rate = |clients: usize, first: usize| -> Result<f64> {
         let begun = Instant::now();
         let tokens = thread::scope(|scope| {
-            let ask = |i: usize| server.ask(&prompt(first + i, 50), 128, None);
+            let ask = |i: usize| server.ask(&server.prompt(first + i, 50), 128, None);
             let threads: Vec<_> = (0..clients).map(|i| scope.spawn(move || ask(i))).collect();
             let mut tokens = 0;
             for thread in threads {
@@ -217,11 +255,18 @@ fn throughput(server: &Server, clients: usize) -> Result<()> {
         Ok(tokens as f64 / begun.elapsed().as_secs_f64())
     };
     rate(1, 1000)?;
-    let one = rate(1, 2000)?;
-    let several = rate(clients, 3000)?;
+    // By turns, so that what else the machine does meets both.
+    let (mut one, mut several) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        one.push(rate(1, 2000 + 100 * round)?);
+        several.push(rate(clients, 3000 + 100 * round)?);
+    }
+    let ratio = several.iter().zip(&one).map(|(several, one)| several / one);
+    let ratio = median(ratio.collect());
     println!(
-        "one client {one:.1} tok/s, {clients} clients {several:.1} tok/s: {:.2} times",
-        several / one
+        "one client {} tok/s, {clients} clients {} tok/s: {ratio:.2} times",
+        spread(one),
+        spread(several),
     );
     Ok(())
 }
@@ -229,22 +274,23 @@ fn throughput(server: &Server, clients: usize) -> Result<()> {
 /// The time to the first token of a short prompt, alone and behind a long one.
 fn waiting(server: &Server, long: usize) -> Result<()> {
     let short = |seed| -> Result<f64> {
-        let heard = server.ask(&prompt(seed, 30), 4, None)?;
+        let heard = server.ask(&server.prompt(seed, 30), 4, None)?;
         heard.ttft_s.context("nothing was said")
     };
     let alone = short(4000)?;
-    let (behind, all) = thread::scope(|scope| {
-        let long = scope.spawn(|| server.ask(&prompt(4001, long), 4, None));
-        thread::sleep(Duration::from_millis(200));
+    let ask_long = |seed| server.ask(&server.prompt(seed, long), 4, None);
+    let long_alone = ask_long(4003)?.ttft_s.context("nothing was said")?;
+    let (behind, long) = thread::scope(|scope| {
+        let long = scope.spawn(|| ask_long(4001));
+        thread::sleep(Duration::from_secs_f64(long_alone / 4.0));
         let behind = short(4002);
-        let long = long
-            .join()
-            .expect("no panic")
-            .and_then(|heard| heard.ttft_s.context("nothing"));
-        Ok::<(f64, f64), anyhow::Error>((behind?, long?))
+        let long = long.join().expect("no panic");
+        Ok::<(f64, Heard), anyhow::Error>((behind?, long?))
     })?;
     println!(
-        "first token of a short prompt: alone {alone:.3} s, behind one of {long} tokens {behind:.3} s; that one's {all:.3} s"
+        "first token of a short prompt: alone {alone:.3} s, behind one of {} tokens {behind:.3} s; that one's {:.3} s, alone {long_alone:.3} s",
+        long.prompt_tokens,
+        long.ttft_s.context("nothing was said")?,
     );
     Ok(())
 }
@@ -283,7 +329,7 @@ fn soak(server: &Server, args: &LoadArgs) -> Result<Answers> {
                     let leaves = (random.below(4) == 0).then(|| 1 + random.below(20));
                     turn += 1;
                     let key = seed * 10_000 + size;
-                    match server.ask(&prompt(seed, size), 24, leaves) {
+                    match server.ask(&server.prompt(seed, size), 24, leaves) {
                         Ok(heard) if heard.is_complete => {
                             let mut answers = answers.lock().expect("no panic");
                             let before = answers.insert(key, (size, heard.text.clone()));
@@ -339,7 +385,7 @@ fn compare(args: &LoadArgs, answers: &Answers) -> Result<()> {
     let some = answers.iter().step_by((answers.len() / 40).max(1));
     let mut compared = 0;
     for (key, (size, answer)) in some {
-        let alone = server.ask(&prompt((key - size) / 10_000, *size), 24, None)?;
+        let alone = server.ask(&server.prompt((key - size) / 10_000, *size), 24, None)?;
         ensure!(
             alone.text == *answer,
             "prompt {key}: alone {:?}, side by side {answer:?}",

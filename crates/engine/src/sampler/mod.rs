@@ -79,12 +79,15 @@ impl Sampler {
 
     /// Chooses a token. It is not accepted by that; asking again gives the same token.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SamplerError> {
-        check_logits(logits, self.n_vocab)?;
         let params = &self.params;
-        let logits = if params.logit_bias.is_empty()
-            && !params.penalises()
-            && !params.penalises_repetitions()
-        {
+        let stay =
+            params.logit_bias.is_empty() && !params.penalises() && !params.penalises_repetitions();
+        if stay && params.temperature == 0.0 && logits.len() == self.n_vocab {
+            // It looks at all of them by itself.
+            return greedy(logits);
+        }
+        check_logits(logits, self.n_vocab)?;
+        let logits = if stay {
             logits
         } else {
             self.changed.clear();
@@ -127,6 +130,11 @@ impl Sampler {
     }
 }
 
+/// Not NaN, not plus infinity.
+fn is_logit(x: f32) -> bool {
+    x < f32::INFINITY
+}
+
 /// Refuses what no model gives: NaN, plus infinity, another length.
 fn check_logits(logits: &[f32], n_vocab: usize) -> Result<(), SamplerError> {
     if logits.len() != n_vocab {
@@ -136,11 +144,10 @@ fn check_logits(logits: &[f32], n_vocab: usize) -> Result<(), SamplerError> {
         });
     }
     // Without an early end, so that it is a vector loop.
-    let is_bad = |x: f32| x.is_nan() || x == f32::INFINITY;
-    if logits.iter().fold(false, |bad, &x| bad | is_bad(x)) {
+    if logits.iter().fold(false, |bad, &x| bad | !is_logit(x)) {
         let id = logits
             .iter()
-            .position(|&x| is_bad(x))
+            .position(|&x| !is_logit(x))
             .expect("there is one");
         return Err(SamplerError::BadLogit {
             id: id as u32,
@@ -150,25 +157,39 @@ fn check_logits(logits: &[f32], n_vocab: usize) -> Result<(), SamplerError> {
     Ok(())
 }
 
-/// The highest logit; of equals the lower id.
+/// Logits that are looked at again for the place of the highest.
+const GREEDY_CHUNK: usize = 4096;
+
+/// The highest logit; of equals the lower id. Refuses what [`check_logits`] refuses.
 fn greedy(logits: &[f32]) -> Result<u32, SamplerError> {
-    // Several maxima side by side, so that it is a vector loop.
-    let (chunks, rest) = logits.as_chunks::<16>();
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    for chunk in chunks {
-        for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane = if x > *lane { x } else { *lane };
+    // One pass over all: they may lie far away, where a device has put them.
+    let (mut highest, mut chunk_of_highest, mut is_bad) = (f32::NEG_INFINITY, 0, false);
+    for (i, chunk) in logits.chunks(GREEDY_CHUNK).enumerate() {
+        // Several maxima side by side, so that it is a vector loop.
+        let (rows, rest) = chunk.as_chunks::<16>();
+        let (mut lanes, mut bad) = ([f32::NEG_INFINITY; 16], [0u32; 16]);
+        for row in rows {
+            for ((lane, bad), &x) in lanes.iter_mut().zip(&mut bad).zip(row) {
+                *lane = if x > *lane { x } else { *lane };
+                *bad |= u32::from(!is_logit(x));
+            }
+        }
+        is_bad |= bad != [0; 16] || !rest.iter().all(|&x| is_logit(x));
+        let of_chunk = lanes.iter().chain(rest).copied();
+        let of_chunk = of_chunk.fold(f32::NEG_INFINITY, f32::max);
+        if of_chunk > highest {
+            (highest, chunk_of_highest) = (of_chunk, i);
         }
     }
-    let highest = lanes
-        .iter()
-        .chain(rest)
-        .fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+    if is_bad {
+        check_logits(logits, logits.len())?;
+    }
+    let first = chunk_of_highest * GREEDY_CHUNK;
     if highest == f32::NEG_INFINITY {
         return Err(SamplerError::NothingLeft);
     }
-    let at = logits.iter().position(|&x| x == highest);
-    Ok(at.expect("it is one of them") as u32)
+    let at = logits[first..].iter().position(|&x| x == highest);
+    Ok((first + at.expect("it is one of them")) as u32)
 }
 
 /// Natural logarithms of probabilities, from the model's own logits (no penalty, no temperature).

@@ -34,6 +34,27 @@ fn draws(params: SamplerParams, logits: &[f32], n: u32) -> Vec<u32> {
 }
 
 #[test]
+fn greedy_looks_at_all_of_many() {
+    let n = 10_003;
+    for at in [0, 4095, 4096, 9999, n - 1] {
+        let mut logits = vec![0.5; n];
+        logits[at] = 2.0;
+        logits[n - 1] = 2.0;
+        let mut sampler = sampler(SamplerParams::greedy(), n);
+        assert_eq!(sampler.sample(&logits), Ok(at as u32));
+        for bad in [f32::NAN, f32::INFINITY] {
+            let place = (at + 77) % n;
+            let mut logits = logits.clone();
+            logits[place] = bad;
+            let error = sampler.sample(&logits).unwrap_err();
+            let is_told =
+                matches!(error, SamplerError::BadLogit { id, .. } if id as usize == place);
+            assert!(is_told, "{error}");
+        }
+    }
+}
+
+#[test]
 fn greedy_takes_the_lowest_of_equals() {
     let mut sampler = sampler(SamplerParams::greedy(), 4);
     assert_eq!(sampler.sample(&[1.0, 3.0, 3.0, f32::NEG_INFINITY]), Ok(1));

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::answering::{Done, Piece};
 use crate::error::ApiError;
 use crate::read::{Expected, Said};
-use crate::spoken::{Item, Spoken};
+use crate::spoken::{Item, Spoken, Told};
 
 /// An event of a stream.
 #[derive(Debug, Clone, PartialEq)]
@@ -136,8 +136,8 @@ impl Answer {
     }
 
     /// Tells what was said, in chunks. Probabilities go with the first.
-    fn tell(&mut self, choice: usize, said: &[Said], mut logprobs: Value, sent: &mut Vec<Sent>) {
-        if said.is_empty() && !logprobs.is_null() {
+    fn tell(&mut self, choice: usize, told: &[Told], mut logprobs: Value, sent: &mut Vec<Sent>) {
+        if told.is_empty() && !logprobs.is_null() {
             let nothing = match self.kind {
                 Kind::Chat => json!({}),
                 Kind::Text => json!(""),
@@ -145,7 +145,7 @@ impl Answer {
             sent.push(self.chunk(choice, nothing, logprobs, None));
             return;
         }
-        for said in said {
+        for Told { said, .. } in told {
             let what = match (self.kind, said) {
                 (Kind::Text, Said::Text(text)) => json!(text),
                 // Without expectations there is nothing else in a text.
@@ -267,18 +267,18 @@ impl Telling for Answer {
     }
 
     fn piece(&mut self, choice: usize, piece: &Piece, tokenizer: &Tokenizer, sent: &mut Vec<Sent>) {
-        let said = self.choices[choice].spoken.take(piece);
+        let told = self.choices[choice].spoken.take(piece);
         let logprobs = if piece.tokens.is_empty() {
             Value::Null
         } else {
             self.logprobs(choice, &piece.tokens, tokenizer)
         };
-        self.tell(choice, &said, logprobs, sent);
+        self.tell(choice, &told, logprobs, sent);
     }
 
     fn done(&mut self, choice: usize, done: Done, sent: &mut Vec<Sent>) {
-        let said = self.choices[choice].spoken.end(done);
-        self.tell(choice, &said, Value::Null, sent);
+        let told = self.choices[choice].spoken.end(done);
+        self.tell(choice, &told, Value::Null, sent);
         let nothing = match self.kind {
             Kind::Chat => json!({}),
             Kind::Text => json!(""),

@@ -10,7 +10,7 @@ use crate::conversation::{Conversation, call, content_text};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::read::{Expected, Said};
-use crate::spoken::{Item, Spoken};
+use crate::spoken::{Item, Spoken, Told};
 use crate::tools::{Choice, Tools};
 
 /// Reads a request.
@@ -135,9 +135,8 @@ pub struct Message {
     model: String,
     stop: Vec<String>,
     spoken: Spoken,
-    /// Blocks of the stream that were begun, and whether the last one is open.
-    blocks: usize,
-    is_open: bool,
+    /// The stream's block that is open.
+    open: Option<usize>,
 }
 
 impl Message {
@@ -147,8 +146,7 @@ impl Message {
             model,
             stop,
             spoken: Spoken::new(expected),
-            blocks: 0,
-            is_open: false,
+            open: None,
         }
     }
 
@@ -161,55 +159,37 @@ impl Message {
     }
 
     fn close(&mut self, sent: &mut Vec<Sent>) {
-        if std::mem::take(&mut self.is_open) {
-            let data = json!({"index": self.blocks - 1});
-            Self::send("content_block_stop", data, sent);
+        if let Some(index) = self.open.take() {
+            Self::send("content_block_stop", json!({"index": index}), sent);
         }
     }
 
-    fn tell(&mut self, said: &[Said], before: usize, sent: &mut Vec<Sent>) {
-        // Which of the items the last one said belongs to.
-        let mut items = before;
-        let mut last = items.checked_sub(1).map(|i| kind(&self.spoken.items[i]));
-        for said in said {
-            let (of, delta) = match said {
-                Said::Text(text) => (Kind::Text, json!({"type": "text_delta", "text": text})),
-                Said::Reasoning(text) => (
-                    Kind::Thinking,
-                    json!({"type": "thinking_delta", "thinking": text}),
-                ),
-                Said::Call(_) => (Kind::Call, Value::Null),
-                Said::Arguments(text) => (
-                    Kind::Call,
-                    json!({"type": "input_json_delta", "partial_json": text}),
-                ),
-            };
-            if last != Some(of) || matches!(said, Said::Call(_)) {
+    fn tell(&mut self, told: &[Told], sent: &mut Vec<Sent>) {
+        for Told { said, item, begins } in told {
+            if *begins {
                 self.close(sent);
                 let block = match said {
                     Said::Call(name) => {
-                        let id = call_id(&self.id, 0, items);
+                        let id = call_id(&self.id, 0, *item);
                         json!({"type": "tool_use", "id": id, "name": name, "input": {}})
                     }
                     Said::Reasoning(_) => {
                         json!({"type": "thinking", "thinking": "", "signature": ""})
                     }
-                    _ => json!({"type": "text", "text": ""}),
+                    Said::Text(_) | Said::Arguments(_) => json!({"type": "text", "text": ""}),
                 };
-                Self::send(
-                    "content_block_start",
-                    json!({"index": self.blocks, "content_block": block}),
-                    sent,
-                );
-                self.blocks += 1;
-                self.is_open = true;
-                items += 1;
-                last = Some(of);
+                let data = json!({"index": item, "content_block": block});
+                Self::send("content_block_start", data, sent);
+                self.open = Some(*item);
             }
-            if !delta.is_null() {
-                let data = json!({"index": self.blocks - 1, "delta": delta});
-                Self::send("content_block_delta", data, sent);
-            }
+            let delta = match said {
+                Said::Text(text) => json!({"type": "text_delta", "text": text}),
+                Said::Reasoning(text) => json!({"type": "thinking_delta", "thinking": text}),
+                Said::Call(_) => continue,
+                Said::Arguments(text) => json!({"type": "input_json_delta", "partial_json": text}),
+            };
+            let data = json!({"index": item, "delta": delta});
+            Self::send("content_block_delta", data, sent);
         }
     }
 
@@ -263,21 +243,6 @@ impl Message {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Text,
-    Thinking,
-    Call,
-}
-
-fn kind(item: &Item) -> Kind {
-    match item {
-        Item::Text(_) => Kind::Text,
-        Item::Reasoning(_) => Kind::Thinking,
-        Item::Call { .. } => Kind::Call,
-    }
-}
-
 fn usage(done: Option<&Done>) -> Value {
     let (prompt, cached, generated) = done.map_or((0, 0, 0), |done| {
         (
@@ -317,15 +282,13 @@ impl Telling for Message {
     }
 
     fn piece(&mut self, _: usize, piece: &Piece, _: &Tokenizer, sent: &mut Vec<Sent>) {
-        let before = self.spoken.items.len();
-        let said = self.spoken.take(piece);
-        self.tell(&said, before, sent);
+        let told = self.spoken.take(piece);
+        self.tell(&told, sent);
     }
 
     fn done(&mut self, _: usize, done: Done, sent: &mut Vec<Sent>) {
-        let before = self.spoken.items.len();
-        let said = self.spoken.end(done);
-        self.tell(&said, before, sent);
+        let told = self.spoken.end(done);
+        self.tell(&told, sent);
         self.close(sent);
         let (reason, sequence) = self.stop_reason();
         let delta = json!({"stop_reason": reason, "stop_sequence": sequence});

@@ -10,7 +10,7 @@ use crate::conversation::{Conversation, call, content_text};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::read::{Expected, Said};
-use crate::spoken::{Item, Spoken};
+use crate::spoken::{Item, Spoken, Told};
 use crate::tools::{Choice, Tools, named_choice};
 
 /// Types of parts that are text.
@@ -276,25 +276,12 @@ impl Response {
         }
     }
 
-    fn tell(&mut self, said: &[Said], before: usize, sent: &mut Vec<Sent>) {
-        // Items that were begun in the stream.
-        let mut begun = before;
-        let mut last = begun.checked_sub(1).map(|i| kind(&self.spoken.items[i]));
-        for said in said {
-            let (of, name, text) = match said {
-                Said::Text(text) => (Kind::Text, "response.output_text.delta", Some(text)),
-                Said::Reasoning(text) => {
-                    (Kind::Reasoning, "response.reasoning_text.delta", Some(text))
-                }
-                Said::Call(_) => (Kind::Call, "", None),
-                Said::Arguments(text) => (
-                    Kind::Call,
-                    "response.function_call_arguments.delta",
-                    Some(text),
-                ),
-            };
-            if last != Some(of) || matches!(said, Said::Call(_)) {
-                self.complete(begun, sent);
+    fn tell(&mut self, told: &[Told], sent: &mut Vec<Sent>) {
+        for Told { said, item, begins } in told {
+            let index = *item;
+            let is_text = matches!(said, Said::Text(_));
+            if *begins {
+                self.complete(index, sent);
                 let empty = match said {
                     Said::Text(_) => Item::Text(String::new()),
                     Said::Reasoning(_) => Item::Reasoning(String::new()),
@@ -303,29 +290,30 @@ impl Response {
                         arguments: String::new(),
                     },
                 };
-                let item = self.item_json(begun, &empty, "in_progress");
+                let item = self.item_json(index, &empty, "in_progress");
                 let id = item["id"].clone();
-                let data = json!({"output_index": begun, "item": item});
+                let data = json!({"output_index": index, "item": item});
                 self.send("response.output_item.added", data, sent);
-                if of == Kind::Text {
-                    let data = json!({"item_id": id, "output_index": begun, "content_index": 0, "part": text_part("")});
+                if is_text {
+                    let data = json!({"item_id": id, "output_index": index, "content_index": 0, "part": text_part("")});
                     self.send("response.content_part.added", data, sent);
                 }
-                begun += 1;
-                last = Some(of);
             }
-            if let Some(text) = text {
-                let index = begun - 1;
-                let id = self.item_id(index, &self.spoken.items[index]);
-                let mut data = json!({"item_id": id, "output_index": index, "delta": text});
-                if of != Kind::Call {
-                    data["content_index"] = json!(0);
-                }
-                if of == Kind::Text {
-                    data["logprobs"] = json!([]);
-                }
-                self.send(name, data, sent);
+            let (name, text) = match said {
+                Said::Text(text) => ("response.output_text.delta", text),
+                Said::Reasoning(text) => ("response.reasoning_text.delta", text),
+                Said::Call(_) => continue,
+                Said::Arguments(text) => ("response.function_call_arguments.delta", text),
+            };
+            let id = self.item_id(index, &self.spoken.items[index]);
+            let mut data = json!({"item_id": id, "output_index": index, "delta": text});
+            if !matches!(said, Said::Arguments(_)) {
+                data["content_index"] = json!(0);
             }
+            if is_text {
+                data["logprobs"] = json!([]);
+            }
+            self.send(name, data, sent);
         }
     }
 
@@ -342,21 +330,6 @@ impl Response {
         items
             .map(|(index, item)| self.item_json(index, item, "completed"))
             .collect()
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Text,
-    Reasoning,
-    Call,
-}
-
-fn kind(item: &Item) -> Kind {
-    match item {
-        Item::Text(_) => Kind::Text,
-        Item::Reasoning(_) => Kind::Reasoning,
-        Item::Call { .. } => Kind::Call,
     }
 }
 
@@ -383,15 +356,13 @@ impl Telling for Response {
     }
 
     fn piece(&mut self, _: usize, piece: &Piece, _: &Tokenizer, sent: &mut Vec<Sent>) {
-        let before = self.spoken.items.len();
-        let said = self.spoken.take(piece);
-        self.tell(&said, before, sent);
+        let told = self.spoken.take(piece);
+        self.tell(&told, sent);
     }
 
     fn done(&mut self, _: usize, done: Done, sent: &mut Vec<Sent>) {
-        let before = self.spoken.items.len();
-        let said = self.spoken.end(done);
-        self.tell(&said, before, sent);
+        let told = self.spoken.end(done);
+        self.tell(&told, sent);
         self.complete(self.spoken.items.len(), sent);
         let status = self.status();
         let response = self.around(status, self.output());

@@ -17,6 +17,16 @@ pub enum Item {
     },
 }
 
+/// Something said, and where it belongs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Told {
+    pub said: Said,
+    /// The part's number among the answer's.
+    pub item: usize,
+    /// Whether the part begins with it.
+    pub begins: bool,
+}
+
 /// One answer of a request, as it comes.
 #[derive(Debug)]
 pub struct Spoken {
@@ -38,41 +48,54 @@ impl Spoken {
     }
 
     /// Takes a piece; what it says.
-    pub fn take(&mut self, piece: &Piece) -> Vec<Said> {
+    pub fn take(&mut self, piece: &Piece) -> Vec<Told> {
         let mut said = Vec::new();
         self.reader.push(&piece.text, &mut said);
-        self.add(&said);
         self.tokens.extend(piece.tokens.iter().cloned());
-        said
+        self.add(said)
     }
 
     /// Takes the end; what was held back until now.
-    pub fn end(&mut self, done: Done) -> Vec<Said> {
+    pub fn end(&mut self, done: Done) -> Vec<Told> {
         let mut said = Vec::new();
         self.reader.finish(&mut said);
-        self.add(&said);
         self.done = Some(done);
-        said
+        self.add(said)
     }
 
-    fn add(&mut self, said: &[Said]) {
-        for said in said {
-            match (self.items.last_mut(), said) {
-                (Some(Item::Text(text)), Said::Text(more))
-                | (Some(Item::Reasoning(text)), Said::Reasoning(more)) => text.push_str(more),
-                (Some(Item::Call { arguments, .. }), Said::Arguments(more)) => {
-                    arguments.push_str(more);
-                }
-                (_, Said::Text(text)) => self.items.push(Item::Text(text.clone())),
-                (_, Said::Reasoning(text)) => self.items.push(Item::Reasoning(text.clone())),
-                (_, Said::Call(name)) => self.items.push(Item::Call {
-                    name: name.clone(),
-                    arguments: String::new(),
-                }),
-                // Arguments follow their call.
-                (_, Said::Arguments(_)) => {}
+    fn add(&mut self, said: Vec<Said>) -> Vec<Told> {
+        said.into_iter()
+            .filter_map(|said| self.add_one(said))
+            .collect()
+    }
+
+    fn add_one(&mut self, said: Said) -> Option<Told> {
+        let begun = match (self.items.last_mut(), &said) {
+            (Some(Item::Text(text)), Said::Text(more))
+            | (Some(Item::Reasoning(text)), Said::Reasoning(more)) => {
+                text.push_str(more);
+                None
             }
-        }
+            (Some(Item::Call { arguments, .. }), Said::Arguments(more)) => {
+                arguments.push_str(more);
+                None
+            }
+            (_, Said::Text(text)) => Some(Item::Text(text.clone())),
+            (_, Said::Reasoning(text)) => Some(Item::Reasoning(text.clone())),
+            (_, Said::Call(name)) => Some(Item::Call {
+                name: name.clone(),
+                arguments: String::new(),
+            }),
+            // Arguments follow their call.
+            (_, Said::Arguments(_)) => return None,
+        };
+        let begins = begun.is_some();
+        self.items.extend(begun);
+        Some(Told {
+            said,
+            item: self.items.len() - 1,
+            begins,
+        })
     }
 
     /// Whether tools were called.

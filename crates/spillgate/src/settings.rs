@@ -70,13 +70,20 @@ impl Loading {
     }
 }
 
+/// Sequences that share a context unless told otherwise.
+pub const SEQUENCES_DEFAULT: usize = 8;
+
+/// Tokens of a context that each of them should have: a question with its answer.
+const SHARE_TOKENS_MIN: u64 = 1024;
+
 /// How much room a command needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// As much as the flags ask for, or the default; in fewer bits where it has no room otherwise.
     Chosen,
-    /// The same, for so many sequences that share it.
-    Shared(usize),
+    /// The same, for so many sequences that share it; `None`: for [`SEQUENCES_DEFAULT`], or fewer where each had too little of a context that
+    /// nobody asked for.
+    Shared(Option<usize>),
     /// So many cells, in the types that the flags say: what is measured is what was asked for.
     Cells(usize),
 }
@@ -163,7 +170,19 @@ impl Opened {
         }
         let mut machine = self.machine(&asked)?;
         profiles::apply_variables(&mut machine)?;
-        let planned = session::plan(&self.file, &asked, &machine)?;
+        let mut planned = session::plan(&self.file, &asked, &machine)?;
+        if need == Need::Shared(None) {
+            // Every sequence takes room of its own.
+            let has_little = |planned: &SessionPlan| {
+                let plan = &planned.plan;
+                let is_cut = planned.cut_from.is_some();
+                plan.refusal().is_some() || is_cut && plan.n_ctx < SHARE_TOKENS_MIN * plan.n_seq
+            };
+            while asked.request.n_seq > 1 && has_little(&planned) {
+                asked.request.n_seq /= 2;
+                planned = session::plan(&self.file, &asked, &machine)?;
+            }
+        }
         let plan = &planned.plan;
         if let Some(refusal) = plan.refusal() {
             let elsewhere = match asked.device {
@@ -175,6 +194,12 @@ impl Opened {
                 self.name, plan.n_ctx
             );
             return Err(Advised::new(refusal, hint).into());
+        }
+        if need == Need::Shared(None) && plan.n_seq < SEQUENCES_DEFAULT as u64 {
+            tracing::warn!(
+                "{} requests at a time instead of {SEQUENCES_DEFAULT}, so that each has some context: --parallel says otherwise",
+                plan.n_seq
+            );
         }
         if let Some(usual) = planned.cut_from {
             let n_ctx = plan.n_ctx;
@@ -330,7 +355,7 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
                 type_k,
                 type_v,
                 n_seq: match need {
-                    Need::Shared(n_seq) => n_seq as u64,
+                    Need::Shared(n_seq) => n_seq.unwrap_or(SEQUENCES_DEFAULT) as u64,
                     _ => request.n_seq,
                 },
                 ..request

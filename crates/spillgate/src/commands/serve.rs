@@ -74,9 +74,9 @@ struct ServerFlags {
     /// Listen on any address without a key, and answer to any name
     #[arg(long)]
     insecure: bool,
-    /// Requests that are answered at the same time at most
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = RangedU64ValueParser::<usize>::new().range(1..=limits::PARALLEL_MAX as u64))]
-    parallel: usize,
+    /// Requests that are answered at the same time at most [default: 8; fewer where memory leaves each less than 1024 tokens, and --ctx is not given]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=limits::PARALLEL_MAX as u64))]
+    parallel: Option<usize>,
     /// On a GPU: compute an earlier answer anew, as the prompt that it then is, instead of going on from its cells
     #[arg(long)]
     exact_reuse: bool,
@@ -146,12 +146,13 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
         plan: serde_json::to_value(loaded.plan())?,
     };
     let (mut session, _) = loaded.session()?;
+    let parallel = session.options().n_seq;
     // Cells are shared; a text that is longer than those that the model has seen is a choice of who alone has them all.
     let n_ctx = session.n_ctx();
     let trained = session.model().config().n_ctx_train;
     let options = Options {
-        parallel: flags.parallel,
-        n_ctx: n_ctx.min(trained.max(n_ctx / flags.parallel)),
+        parallel,
+        n_ctx: n_ctx.min(trained.max(n_ctx / parallel)),
         exact_reuse: flags.exact_reuse,
         hosts: if flags.insecure {
             Hosts::Any

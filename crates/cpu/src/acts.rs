@@ -6,8 +6,9 @@
 //! sums    [token tile][K / block][tile height][..]       blocks of 32: one i32; of 256: 16 i16, one for each 16 values
 //! ```
 //!
-//! With fewer than [`TILE`] tokens the tile height is 1, so that a token's codes are contiguous; else it is [`TILE`], which
-//! is what an AMX tile loads, and the last tile is filled up with zero tokens.
+//! The tile height is 1 for up to [`FEW`] tokens, so that a token's codes are contiguous; [`TILE`] from as many tokens on, which is what
+//! an AMX tile loads; and [`FEW`] in between, as many as vectors without a wide register file pass over at once. The last tile is filled up
+//! with zero tokens.
 
 use crate::isa::Isa;
 use crate::mem::{Buffer, OutOfMemory, Shared};
@@ -17,6 +18,9 @@ use quant::act::{AMAX_MIN, ActRow, BLOCK32, BLOCK256, Passes};
 
 /// Tokens a tile when there are many.
 pub const TILE: usize = 16;
+
+/// Tokens a tile when there are more than these, but not many.
+pub const FEW: usize = 4;
 
 /// The quantised activations of up to a maximum of tokens, reused from product to product.
 #[derive(Debug)]
@@ -37,7 +41,8 @@ pub struct ActsView<'a> {
     block: usize,
     tokens: usize,
     k: usize,
-    height: usize,
+    /// Of the tile height, which is a power of two.
+    height_log2: u32,
     pub(crate) q: &'a [i8],
     pub(crate) d: &'a [f32],
     /// Blocks of 32: `d * sum`, what formats with an offset multiply it with.
@@ -57,7 +62,11 @@ pub(crate) struct Segment {
 
 impl Segment {
     fn height(self) -> usize {
-        if self.rows < TILE { 1 } else { TILE }
+        match self.rows {
+            0..=FEW => 1,
+            TILE.. => TILE,
+            _ => FEW,
+        }
     }
 
     /// Tiles of tokens, each written by one thread.
@@ -121,7 +130,7 @@ impl Acts {
             block,
             tokens: segment.rows,
             k,
-            height: segment.height(),
+            height_log2: segment.height().ilog2(),
             q: &self.q[first * k..(first + rows) * k],
             d: &self.d[scales.clone()],
             ds: &self.ds[scales.clone()],
@@ -178,6 +187,54 @@ impl Acts {
         let tile = |tile| unsafe { writer.quantise(isa, all, tile, x, passes) };
         spread(pool, all.tiles(), rows * k, tile);
     }
+}
+
+/// Makes rows of `x` `[tokens, k]` and quantises each where it was made, in one fork: `make` gets a token, its row of `a` `[tokens, len_a]` and
+/// its row of `x`. `into` are for blocks of 32 and of 256.
+///
+/// # Panics
+/// If a room is too small, or `k` is not whole blocks.
+#[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+pub fn make_and_quantise<A: Send>(
+    pool: &Pool,
+    isa: Isa,
+    a: &mut [A],
+    len_a: usize,
+    x: &mut [f32],
+    tokens: usize,
+    into: [Option<&mut Acts>; 2],
+    make: impl Fn(usize, &mut [A], &mut [f32]) + Sync,
+) {
+    let k = x.len() / tokens;
+    assert_eq!((a.len(), x.len()), (tokens * len_a, tokens * k), "rows");
+    let [into32, into256] = into;
+    let writers = [
+        into32.map(|acts| acts.write(tokens, k, BLOCK32)),
+        into256.map(|acts| acts.write(tokens, k, BLOCK256)),
+    ];
+    let all = Segment {
+        first: 0,
+        rows: tokens,
+    };
+    let (a, x) = (Shared::new(a), Shared::new(x));
+    // Making a value takes about as long as quantising it.
+    spread(pool, all.tiles(), 2 * tokens * k, |tile| {
+        let first = tile * all.height();
+        let n = all.height().min(tokens - first);
+        // SAFETY: each row is in one tile, and each tile is one item.
+        let (a, x) = unsafe { (a.part(first * len_a, n * len_a), x.part(first * k, n * k)) };
+        for t in 0..n {
+            make(
+                first + t,
+                &mut a[t * len_a..][..len_a],
+                &mut x[t * k..][..k],
+            );
+        }
+        for writer in writers.iter().flatten() {
+            // SAFETY: each tile is written once.
+            unsafe { writer.quantise_some(isa, all, tile, x) };
+        }
+    });
 }
 
 /// Below some thousand values a fork costs more than it saves.
@@ -237,7 +294,19 @@ impl Writer<'_> {
     ) {
         // SAFETY: the caller's promise.
         let mut out = unsafe { self.tile(segment, tile) };
-        quantise_tile(isa, x, self.k, self.block, passes.count(), &mut out);
+        let (tokens, passes) = (x.len() / self.k, passes.count());
+        quantise_tile(isa, x, 0, tokens, self.k, self.block, passes, &mut out);
+    }
+
+    /// The same with one pass, of which only the tile's tokens are there.
+    ///
+    /// # Safety
+    /// As [`Writer::quantise`].
+    unsafe fn quantise_some(&self, isa: Isa, segment: Segment, tile: usize, x: &[f32]) {
+        // SAFETY: the caller's promise.
+        let mut out = unsafe { self.tile(segment, tile) };
+        let (first, tokens) = (out.first, segment.rows);
+        quantise_tile(isa, x, first, tokens, self.k, self.block, 1, &mut out);
     }
 
     /// Fills tile `tile` of a segment whose row `r` is row `rows[r]` of `from`.
@@ -292,7 +361,13 @@ impl ActsView<'_> {
 
     #[inline(always)]
     pub(crate) fn height(&self) -> usize {
-        self.height
+        1 << self.height_log2
+    }
+
+    /// The tile of a token, and its row there.
+    #[inline(always)]
+    fn place(&self, t: usize) -> (usize, usize) {
+        (t >> self.height_log2, t & (self.height() - 1))
     }
 
     #[inline(always)]
@@ -303,27 +378,27 @@ impl ActsView<'_> {
     /// Where token `t`'s codes begin in `q`; value `k` (a multiple of the unit) lies `k * height` further.
     #[inline(always)]
     pub(crate) fn q_base(&self, t: usize) -> usize {
-        let (tile, row) = (t / self.height, t % self.height);
-        tile * self.height * self.k + row * unit(self.block)
+        let (tile, row) = self.place(t);
+        ((tile * self.k) << self.height_log2) + row * unit(self.block)
     }
 
     /// Where value `k` (a multiple of the unit) of token `t` lies in `q`.
     #[inline(always)]
     pub(crate) fn q_at(&self, t: usize, k: usize) -> usize {
-        self.q_base(t) + k * self.height
+        self.q_base(t) + (k << self.height_log2)
     }
 
     /// Where token `t`'s scales begin in `d`; block `b`'s lies `b * height` further.
     #[inline(always)]
     pub(crate) fn d_base(&self, t: usize) -> usize {
-        let (tile, row) = (t / self.height, t % self.height);
-        tile * self.blocks() * self.height + row
+        let (tile, row) = self.place(t);
+        ((tile * self.blocks()) << self.height_log2) + row
     }
 
     /// Where block `b` of token `t` lies in `d`, `ds` and `sum32` (and, times 16, in `sum16`).
     #[inline(always)]
     pub(crate) fn d_at(&self, t: usize, b: usize) -> usize {
-        self.d_base(t) + b * self.height
+        self.d_base(t) + (b << self.height_log2)
     }
 
     /// One token in the form of the definition.
@@ -374,7 +449,7 @@ impl TileOut<'_> {
         };
         let base = from.q_base(t);
         for u in 0..units {
-            let codes: &[i8; UNIT] = from.q[base + u * UNIT * from.height..]
+            let codes: &[i8; UNIT] = from.q[base + u * UNIT * from.height()..]
                 .first_chunk()
                 .expect("whole units");
             self.q[(u * height + row) * UNIT..][..UNIT].copy_from_slice(codes);
@@ -391,15 +466,22 @@ impl TileOut<'_> {
     }
 }
 
+/// `x` are the values of tokens from `x_first` on, of `tokens` in all.
+#[allow(
+    clippy::too_many_arguments,
+    reason = "shapes and strides of one operation"
+)]
 #[inline(always)]
 fn quantise_tile_with<V: F32x16>(
     x: &[f32],
+    x_first: usize,
+    tokens: usize,
     k: usize,
     block: usize,
     passes: usize,
     out: &mut TileOut<'_>,
 ) {
-    let (height, unit, tokens) = (out.height, out.unit, x.len() / k);
+    let (height, unit) = (out.height, out.unit);
     let (mut codes, mut lost) = ([0i8; BLOCK256], [0f32; BLOCK256]);
     let (codes, lost) = (&mut codes[..block], &mut lost[..block]);
     for row in 0..height {
@@ -407,7 +489,8 @@ fn quantise_tile_with<V: F32x16>(
         let pass = if pass < passes { pass } else { 2 };
         for b in 0..k / block {
             let d = if pass < 2 {
-                let x = &x[(out.first + row) % tokens * k + b * block..][..block];
+                let t = (out.first + row) % tokens - x_first;
+                let x = &x[t * k + b * block..][..block];
                 let d = quantise_block::<V>(x, codes);
                 if pass == 0 {
                     d
@@ -442,7 +525,7 @@ fn quantise_tile_with<V: F32x16>(
         }
     }
 }
-simd_kernel! { fn quantise_tile(x: &[f32], k: usize, block: usize, passes: usize, out: &mut TileOut<'_>) = quantise_tile_with; }
+simd_kernel! { fn quantise_tile(x: &[f32], x_first: usize, tokens: usize, k: usize, block: usize, passes: usize, out: &mut TileOut<'_>) = quantise_tile_with; }
 
 /// [`quant::act::quantise_block`] in lanes.
 #[inline(always)]
@@ -524,6 +607,33 @@ mod tests {
                         }
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_that_are_made_are_quantised_like_others() {
+        let pool = Pool::new(2, Pinning::Free).unwrap();
+        let (k, isa) = (512, Isa::best());
+        for tokens in [1, 2, 4, 5, 8, 15, 16, 33] {
+            let value = |i: usize| (i * 37 % 1009) as f32 - 500.0;
+            let want: Vec<f32> = (0..tokens * k).map(value).collect();
+            let (mut seen, mut x) = (vec![0; tokens], vec![f32::NAN; tokens * k]);
+            let [mut a32, mut a256] = [(); 2].map(|()| Acts::new(tokens, k).unwrap());
+            let into = [Some(&mut a32), Some(&mut a256)];
+            let make = |t: usize, seen: &mut [i32], x: &mut [f32]| {
+                seen[0] += 1;
+                x.copy_from_slice(&want[t * k..][..k]);
+            };
+            make_and_quantise(&pool, isa, &mut seen, 1, &mut x, tokens, into, make);
+            assert!(x == want && seen.iter().all(|&n| n == 1), "{tokens} tokens");
+            for (made, block) in [(&a32, BLOCK32), (&a256, BLOCK256)] {
+                let mut acts = Acts::new(tokens, k).unwrap();
+                acts.quantise(&pool, isa, &want, tokens, block, Passes::One);
+                let (made, acts) = (made.view(), acts.view());
+                assert_eq!((made.tokens(), made.k()), (tokens, k));
+                assert!(made.q == acts.q && made.d == acts.d && made.ds == acts.ds);
+                assert!(made.sum32 == acts.sum32 && made.sum16 == acts.sum16);
             }
         }
     }

@@ -28,7 +28,10 @@ const CLOSED: u64 = u32::MAX as u64;
 /// The most chunks a job may have: their number shares a word with the job's.
 const CHUNKS_MAX: usize = CLOSED as usize;
 
-/// Rows of element-wise work that are one chunk of a fork.
+/// Values of element-wise work that are one chunk of a fork, at least: with fewer a fork costs more than it saves.
+const VALUES_A_CHUNK: usize = 2048;
+
+/// Rows of element-wise work that are one chunk of a fork, at most.
 const ROWS_A_CHUNK: usize = 8;
 
 /// Whether threads are bound to processors.
@@ -198,12 +201,12 @@ impl Pool {
         });
     }
 
-    /// Calls `f(i, row i of a)` for each row of `len_a` values; few rows stay on this thread.
+    /// Calls `f(i, row i of a)` for each row of `len_a` values; few values stay on this thread.
     pub fn rows<T: Send>(&self, a: &mut [T], len_a: usize, f: impl Fn(usize, &mut [T]) + Sync) {
         self.rows2(a, len_a, &mut [(); 0], 0, |i, a, _| f(i, a));
     }
 
-    /// Calls `f(i, row i of a, row i of b)`; few rows stay on this thread.
+    /// Calls `f(i, row i of a, row i of b)`; few values stay on this thread.
     pub fn rows2<T: Send, U: Send>(
         &self,
         a: &mut [T],
@@ -219,12 +222,11 @@ impl Pool {
             let (a, b) = unsafe { (a.part(i * len_a, len_a), b.part(i * len_b, len_b)) };
             f(i, a, b);
         };
-        if n <= ROWS_A_CHUNK {
-            return (0..n).for_each(row);
-        }
-        self.run(n.div_ceil(ROWS_A_CHUNK), |chunk| {
-            let first = chunk * ROWS_A_CHUNK;
-            (first..n.min(first + ROWS_A_CHUNK)).for_each(&row);
+        let chunks = (n * len_a.max(len_b) / VALUES_A_CHUNK).clamp(1, n.max(1));
+        let rows = n.div_ceil(chunks).clamp(1, ROWS_A_CHUNK);
+        self.run(n.div_ceil(rows), |chunk| {
+            let first = chunk * rows;
+            (first..n.min(first + rows)).for_each(&row);
         });
     }
 }

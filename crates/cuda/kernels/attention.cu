@@ -23,7 +23,8 @@ extern "C" __global__ void append(const float* k, const float* v, const cache::B
 }
 
 // q [T, H, C_k], k [T, K, C_k], v [T, K, C_v], head by head: bias added; norm, rope (of q and k); rotation; each may be absent. In place, but for a
-// list of blocks: then k and v of the one token, at `position`, go to its cell and nowhere else. A warp a head.
+// list of blocks: then k and v of token t, at `position[t]`, go to its cell and nowhere else; a list of several tokens has token t's block in entry t,
+// of one token's the cell is in the last block or one before it. A warp a head.
 //
 // `angle_row` null: token t has row t of cos, sin [.., pairs]; else row *angle_row + t. Dynamic shared memory: the larger C floats a warp. The list is
 // read before the kernel ahead has ended: it is the host that writes it.
@@ -34,18 +35,19 @@ extern "C" __global__ void __launch_bounds__(128) turn(float* q, float* k, float
     extern __shared__ __align__(16) float rows[];
     let_next_start();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, item = blockIdx.x * (blockDim.x / 32) + warp, all = heads + 2 * heads_kv;
-    const unsigned listed = blocks != nullptr ? *count : 0;
-    cache::Block last{};
-    if (listed > 0) last = blocks[listed - 1];
+    const int t = item / all, of_token = item % all;
+    const unsigned listed = blocks != nullptr ? *count : 0, at = tokens > 1 ? (unsigned)t : listed - 1;
+    cache::Block own{};
+    if (at < listed) own = blocks[at];
     wait_for_previous();
     if (item >= tokens * all) return;
-    const int t = item / all, of_token = item % all, kind = of_token < heads ? 0 : of_token < heads + heads_kv ? 1 : 2;
+    const int kind = of_token < heads ? 0 : of_token < heads + heads_kv ? 1 : 2;
     const int head = kind == 0 ? of_token : kind == 1 ? of_token - heads : of_token - heads - heads_kv, count_of = kind == 0 ? heads : heads_kv;
     const int c = kind == 2 ? c_v : c_k;
     const float* bias = kind == 0 ? bias_q : kind == 1 ? bias_k : bias_v;
     float* from = (kind == 0 ? q : kind == 1 ? k : v) + ((size_t)t * count_of + head) * c;
     float* row = rows + warp * max(c_k, c_v);
-    const unsigned cell = position != nullptr ? *position : 0;
+    const unsigned cell = position != nullptr ? position[t] : 0;
     const bool has_angles = kind < 2 && cos != nullptr;
     const size_t angle = has_angles ? ((angle_row != nullptr ? *angle_row : 0u) + (size_t)t) * pairs : 0;
     const Turn how(kind == 0 ? norm_q : kind == 1 ? norm_k : nullptr, has_angles ? cos + angle : nullptr, sin + angle, pairs, halves, kind == 2 ? rotate_v : rotate_k, eps);
@@ -56,10 +58,10 @@ extern "C" __global__ void __launch_bounds__(128) turn(float* q, float* k, float
         for (int i = lane; i < c; i += 32) from[i] = row[i];
         return;
     }
-    const bool is_last = listed > 0 && last.index == cell / CELLS && last.first <= cell % CELLS && cell % CELLS < last.end;
-    unsigned long long address = last.address;
-    if (!is_last) {
-        const cache::Block* found = find(blocks, listed, cell);
+    const bool is_own = at < listed && own.index == cell / CELLS && own.first <= cell % CELLS && cell % CELLS < own.end;
+    unsigned long long address = own.address;
+    if (!is_own) {
+        const cache::Block* found = tokens > 1 ? nullptr : find(blocks, listed, cell);
         if (found == nullptr) return;
         address = found->address;
     }

@@ -200,8 +200,8 @@ impl Attention {
     }
 
     /// Turns `q` `[T, H, C]`, `k` `[T, K, C]`, `v` `[T, K, C]`, as [`Ops::heads`](crate::ops::Ops::heads) does, all in one launch. In
-    /// place; with `append`, for one token only, `k` and `v` go to the cell at the position, as by [`Attention::append`], and the buffers
-    /// keep what they had.
+    /// place; with `append` each token's `k` and `v` go to the cell at its position, as by [`Attention::append`], and the buffers keep what they
+    /// had: one token's to the last block of the list or one before it, those of several to a block each, in their order.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn turn(
         &self,
@@ -229,8 +229,15 @@ impl Attention {
         let list = match append {
             None => [Arg::NULL; 3],
             Some((table, position)) => {
-                length(OP, "tokens that are appended", tokens, 1)?;
-                at_least(OP, "position", position.len(), 1)?;
+                if tokens > 1 {
+                    length(
+                        OP,
+                        "blocks that are appended to",
+                        table.blocks().len(),
+                        tokens,
+                    )?;
+                }
+                at_least(OP, "position", position.len(), tokens)?;
                 [
                     Arg::from(&table.entries),
                     (&table.count).into(),

@@ -296,6 +296,85 @@ fn wherever_cells_are(device: ComputeDevice) {
 }
 
 #[test]
+fn answers_side_by_side_get_what_each_gets_alone() {
+    answers(ComputeDevice::Cpu);
+}
+
+#[test]
+fn answers_on_a_gpu() {
+    match Gpu::first() {
+        Ok(Some(gpu)) => answers(ComputeDevice::Cuda(gpu.ordinal())),
+        Ok(None) => common::skipped("answers_on_a_gpu", "there is no GPU"),
+        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    }
+}
+
+/// Steps of one token of each of the same sequences, which a GPU does again as they were recorded; over the ends of blocks, with one that
+/// comes and goes, with prompts and tokens alone between.
+fn answers(device: ComputeDevice) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    damaged::Sketch::sound().write(&path);
+    let model = load_to(&path, device);
+    let options = SessionOptions {
+        n_ctx: 4096,
+        n_seq: 3,
+        ubatch: 512,
+        device,
+        ..SessionOptions::for_model(model.config())
+    };
+    let texts = texts(damaged::TOKENS, &[600, 600, 600]);
+    let mut session = Session::new(&model, &options).unwrap();
+    let mut running: Vec<Running> = (0..texts.len())
+        .map(|text| Running {
+            sequence: session.create(),
+            text,
+            done: 0,
+            taken: Vec::new(),
+        })
+        .collect();
+    let mut step = |taking: &[(usize, usize, TokenOrigin)]| {
+        let given: Vec<Part<'_>> = taking
+            .iter()
+            .map(|&(i, n, origin)| Part {
+                sequence: running[i].sequence,
+                tokens: &texts[i][running[i].done..][..n],
+                origin,
+                wants: Wants::Logits,
+            })
+            .collect();
+        let mut seen = vec![None; given.len()];
+        let mut each = |part: usize, logits: &[f32]| seen[part] = Some(digest(logits));
+        session.step(&given, &mut each).unwrap();
+        for (&(i, tokens, origin), digest) in taking.iter().zip(seen) {
+            running[i].done += tokens;
+            running[i].taken.push(Taken {
+                tokens,
+                origin,
+                digest,
+            });
+        }
+    };
+    let (prompt, one) = (TokenOrigin::Prompt, TokenOrigin::Generated);
+    step(&[(0, 250, prompt), (1, 3, prompt), (2, 100, prompt)]);
+    for among in [[0, 1, 2], [2, 1, 0], [0, 1, 2]] {
+        for _ in 0..30 {
+            step(&among.map(|i| (i, 1, one)));
+        }
+        for _ in 0..5 {
+            step(&[(0, 1, one), (2, 1, one)]);
+        }
+        step(&[(1, 1, one)]);
+        step(&[(0, 1, one), (1, 70, prompt), (2, 1, one)]);
+        step(&[(1, 1, one)]);
+    }
+    for Running { text, taken, .. } in &running {
+        assert!(taken.iter().all(|one| one.digest.is_some()));
+        compare_alone(&model, &options, &texts[*text], taken);
+    }
+}
+
+#[test]
 fn sequences_with_a_window_get_what_each_gets_alone() {
     let model = load(&common::model_path("gemma3-270m"));
     let window = model.config().window.expect("it has windows");

@@ -318,7 +318,7 @@ fn a_devices_work_space_and_padding() {
     // Lists of every sequence, up to 8.
     for (n_seq, lists) in [(3, 2), (8, 7), (9, 7)] {
         let work_of_some = device_work_bytes(&model, 4096, 512, n_seq).unwrap();
-        let more = lists * 32 * (32 * 33 + 8);
+        let more = lists * 32 * (24 + 32 * 33 + 8);
         assert_eq!(work_of_some.scratch, scratch + more, "{n_seq}");
     }
     // More of either never takes less, and a chunk is no longer than the context.

@@ -325,6 +325,31 @@ pub fn append(pool: &Pool, shape: &KvShape, block: &mut [u8], first: usize, k: &
     });
 }
 
+/// One token's cell of a block of its own.
+#[derive(Debug)]
+pub struct NewCell<'a> {
+    /// The block's bytes.
+    pub block: &'a mut [u8],
+    /// Which of its cells.
+    pub cell: usize,
+    /// `[heads, C_k]`.
+    pub k: &'a [f32],
+    /// `[heads, C_v]`.
+    pub v: &'a [f32],
+}
+
+/// Stores cells of several sequences, spread over the pool.
+///
+/// # Panics
+/// If lengths do not agree.
+pub fn append_each(pool: &Pool, shape: &KvShape, cells: &mut [NewCell<'_>]) {
+    pool.chunks_mut(cells, 1, |_, cells| {
+        for NewCell { block, cell, k, v } in cells {
+            write_cell(shape, block, *cell, k, v);
+        }
+    });
+}
+
 /// Stores a cell of one head's K.
 fn write_k(shape: &KvShape, out: &mut [u8], cell: usize, k: &[f32]) {
     let mut bytes = [0u8; HEAD_BYTES_MAX];

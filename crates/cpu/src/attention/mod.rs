@@ -27,7 +27,7 @@ mod soft_max;
 mod tests;
 mod weighted;
 
-pub use layout::{KvShape, KvShapeError, KvType, append, tame, write_cell};
+pub use layout::{KvShape, KvShapeError, KvType, NewCell, append, append_each, tame, write_cell};
 
 use crate::isa::Isa;
 use crate::mem::{Buffer, OutOfMemory, Shared};

@@ -173,8 +173,6 @@ fn even_odd(x: __m256i) -> [__m256i; 2] {
 #[repr(align(64))]
 struct Room {
     q: [i8; 2 * CHUNK * TOKENS],
-    d: [f32; RUNS * TOKENS],
-    ds: [f32; RUNS * TOKENS],
     /// Sums of blocks of 32 times the codes' bias.
     off: [[i32; TOKENS]; RUNS],
 }
@@ -182,8 +180,6 @@ struct Room {
 impl Room {
     const ZERO: Self = Self {
         q: [0; 2 * CHUNK * TOKENS],
-        d: [0.0; RUNS * TOKENS],
-        ds: [0.0; RUNS * TOKENS],
         off: [[0; TOKENS]; RUNS],
     };
 }
@@ -215,7 +211,7 @@ const fn is_raised<U: Codes>() -> bool {
 }
 
 impl<'a> Tokens<'a> {
-    /// `blocks` blocks of the chunk that begins with block `first`, tokens `t .. t + N`, all of one tile.
+    /// `blocks` blocks of the chunk that begins with block `first`, tokens `t .. t + N`, which lie side by side in one tile.
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
     fn new<U: Codes, const N: usize>(
@@ -227,32 +223,19 @@ impl<'a> Tokens<'a> {
     ) -> Self {
         let height = acts.height();
         let (d_at, q_at) = (acts.d_at(t, first), acts.q_at(t, first * U::TY.block_len()));
-        // Tokens lie side by side in a tile, and one after the other where there are none.
-        let in_tile = height > 1;
-        let (mut d, mut ds, mut d_step) = (&acts.d[d_at..], &acts.ds[d_at..], height);
-        if !in_tile {
-            let next = acts.blocks();
-            for b in 0..blocks {
-                for j in 0..N {
-                    room.d[b * N + j] = d[j * next + b];
-                    room.ds[b * N + j] = ds[j * next + b];
-                }
-            }
-            (d, ds, d_step) = (&room.d, &room.ds, N);
-        }
+        let (d, ds, d_step) = (&acts.d[d_at..], &acts.ds[d_at..], height);
         if is_raised::<U>() {
-            let next = if in_tile { 1 } else { acts.blocks() };
             for (b, off) in room.off.iter_mut().take(blocks).enumerate() {
-                let sums = &acts.sum32[d_at + b * height..][..(N - 1) * next + 1];
+                let sums = &acts.sum32[d_at + b * height..][..N];
                 for j in 0..N {
-                    off[j] = U::BIAS * sums[j * next];
+                    off[j] = U::BIAS * sums[j];
                 }
             }
         }
         let (q, q_step) = (&acts.q[q_at..], unit::<U>() * height);
         // The tokens after these, if there are any: the same place, some bytes on.
         let next = acts.q_at(t + N, first * U::TY.block_len()) - q_at;
-        if form::<U>() == Form::Unsigned && in_tile {
+        if form::<U>() == Form::Unsigned {
             return Self {
                 q,
                 q_step,
@@ -268,13 +251,7 @@ impl<'a> Tokens<'a> {
         for (u, out) in room.q.chunks_exact_mut(N * bytes).take(units).enumerate() {
             let q = &q[u * q_step..];
             fetch(q, next, N * unit::<U>());
-            if in_tile {
-                prepare::<U>(&q[..N * unit::<U>()], out);
-                continue;
-            }
-            for (j, out) in out.chunks_exact_mut(bytes).enumerate() {
-                prepare::<U>(&q[j * acts.k()..][..unit::<U>()], out);
-            }
+            prepare::<U>(&q[..N * unit::<U>()], out);
         }
         Self {
             q: &room.q,
@@ -430,7 +407,7 @@ fn add_run<U: Codes, const N: usize, const SCALES: usize>(
 }
 
 /// Tokens a pass over a chunk.
-const TOKENS: usize = 4;
+const TOKENS: usize = crate::acts::FEW;
 
 /// Calls with the largest N of 4, 2, 1 until all tokens are done.
 macro_rules! by_tokens {

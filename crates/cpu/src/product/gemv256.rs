@@ -71,44 +71,63 @@ impl<'a> Out<'a> {
         for (j, halves) in low.into_iter().zip(high).enumerate() {
             // SAFETY: each tile writes its own rows of every token.
             let out = unsafe { self.out.part((t + j) * self.n + self.row, self.rows) };
-            let mut sums = [0.0; ROWS];
-            // SAFETY: twice 8 values are there.
-            unsafe {
-                _mm256_storeu_ps(sums.as_mut_ptr(), halves.0);
-                _mm256_storeu_ps(sums.as_mut_ptr().add(HALF), halves.1);
-            }
-            // Most tiles are full, of a size known to the compiler.
             if let Ok(out) = <&mut [f32; ROWS]>::try_from(&mut *out) {
-                add(out, &sums, first);
-            } else {
-                add(out, &sums, first);
+                put_half(&mut out[..HALF], first, halves.0);
+                put_half(&mut out[HALF..], first, halves.1);
+                continue;
+            }
+            // A last tile of fewer rows.
+            let mut sums = [0.0; ROWS];
+            put_half(&mut sums[..HALF], true, halves.0);
+            put_half(&mut sums[HALF..], true, halves.1);
+            for (out, sum) in out.iter_mut().zip(sums) {
+                *out = if first { sum } else { *out + sum };
             }
         }
     }
 }
 
-/// Sets the first chunk's sums, adds another's.
-#[inline(always)]
-fn add(out: &mut [f32], sums: &[f32; ROWS], first: bool) {
-    for (out, sum) in out.iter_mut().zip(sums) {
-        *out = if first { *sum } else { *out + sum };
+/// Sets the first chunk's sums of half a tile, adds another's.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn put_half(out: &mut [f32], first: bool, mut sums: __m256) {
+    assert_eq!(out.len(), HALF, "half a tile");
+    // SAFETY: 8 values are there.
+    unsafe {
+        if !first {
+            sums = _mm256_add_ps(_mm256_loadu_ps(out.as_ptr()), sums);
+        }
+        _mm256_storeu_ps(out.as_mut_ptr(), sums);
     }
 }
 
 /// Where the tokens' codes and scales begin.
-struct Bases<const N: usize> {
+pub(super) struct Bases<const N: usize> {
     q: [usize; N],
     d: [usize; N],
     height: usize,
 }
 
 impl<const N: usize> Bases<N> {
-    fn new(acts: &ActsView<'_>) -> Self {
+    /// Of the first `N` tokens, those that fill the last tile up among them.
+    pub(super) fn new(acts: &ActsView<'_>) -> Self {
         Self {
             q: array!([0; N], |t| acts.q_base(t)),
             d: array!([0; N], |t| acts.d_base(t)),
             height: acts.height(),
         }
+    }
+
+    /// Where block `b` of token `t` lies, as in [`ActsView::d_at`].
+    #[inline(always)]
+    pub(super) fn d(&self, t: usize, b: usize) -> usize {
+        self.d[t] + b * self.height
+    }
+
+    /// Where value `k` of token `t` lies, as in [`ActsView::q_at`].
+    #[inline(always)]
+    pub(super) fn q(&self, t: usize, k: usize) -> usize {
+        self.q[t] + k * self.height
     }
 }
 
@@ -162,8 +181,8 @@ fn block32<U: Unpack32, const N: usize>(
     let codes = codes::<U>(block, 0, half);
     let d = scales::<U>(block, half);
     for (t, acc) in acc.iter_mut().enumerate() {
-        let d_at = at.d[t] + b * at.height;
-        let a = run_of(acts, at.q[t] + b * 32 * at.height);
+        let d_at = at.d(t, b);
+        let a = run_of(acts, at.q(t, b * 32));
         let mut dot = dot::<U>(&codes, a, 0..8, _mm256_set1_epi16(1));
         if bias::<U>() != 0 {
             let off = _mm256_set1_epi32(bias::<U>() * acts.sum32[d_at]);
@@ -232,7 +251,7 @@ fn block256<U: Unpack256, const N: usize>(
             U::codes(block, run, codes);
         }
     }
-    let d_at = array!([0; N], |t| at.d[t] + b * at.height);
+    let d_at = array!([0; N], |t| at.d(t, b));
     let mut sums = [[0; 8]; N];
     if U::DMIN.is_some() || bias::<U>() != 0 {
         sums = array!([[0; 8]; N], |t| sum_pairs::<U>(acts, d_at[t]));
@@ -249,9 +268,9 @@ fn block256<U: Unpack256, const N: usize>(
             for sub in 0..subs {
                 let scale = twice(&scale[subs * run + sub], half);
                 for (t, total) in total.iter_mut().enumerate() {
-                    let k = (b * 256 + run / 2 * 64) * at.height + run % 2 * 32;
+                    let a = run_of(acts, at.q(t, b * 256 + run / 2 * 64) + run % 2 * 32);
                     let of_sub = sub * groups..(sub + 1) * groups;
-                    let dot = dot::<U>(&codes, run_of(acts, at.q[t] + k), of_sub, scale);
+                    let dot = dot::<U>(&codes, a, of_sub, scale);
                     *total = _mm256_add_epi32(*total, dot);
                 }
             }

@@ -4,8 +4,9 @@
 //! against 70 cycles for the bytes at 4 bytes a cycle and thread.
 
 use super::avx512::{Out, dot_pair, group, load, load_f32, load_i8};
+use super::gemv256::Bases;
 use super::unpacked::TileBlocks;
-use crate::acts::ActsView;
+use crate::acts::{ActsView, FEW};
 use crate::mem::Shared;
 use crate::simd::array;
 use gguf::TensorType;
@@ -15,16 +16,17 @@ use quant::tile::{ROWS, TileMatrix};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// Up to this many tokens are computed here.
-pub(super) const TOKENS_MAX: usize = 4;
+/// Up to this many tokens are computed here: sums and codes of more do not fit 32 registers.
+pub(super) const TOKENS_MAX: usize = 2 * FEW;
 
-/// Calls `$f::<U, N>` with N the number of tokens.
+/// Calls `$f::<U, N>` with N the number of tokens, or of tokens and those that fill their tiles up.
 macro_rules! tokens {
     ($f:ident::<$u:ident>, $acts:ident, $args:tt) => {
         match $acts.tokens() {
             1 => $f::<$u, 1> $args,
             2 => $f::<$u, 2> $args,
             3 => $f::<$u, 3> $args,
+            FEW => $f::<$u, FEW> $args,
             _ => $f::<$u, TOKENS_MAX> $args,
         }
     };
@@ -49,6 +51,7 @@ fn tiles32_of<U: Unpack32, const N: usize>(
     out: &Shared<'_, f32>,
 ) {
     const BLOCKS: usize = CHUNK / 32;
+    let at = Bases::<N>::new(acts);
     for tile in tiles {
         let mut blocks = TileBlocks::new(w, tile);
         let out = Out::new(w, tile, out);
@@ -56,10 +59,12 @@ fn tiles32_of<U: Unpack32, const N: usize>(
             let mut acc = [_mm512_setzero_ps(); N];
             for b in first..w.blocks().min(first + BLOCKS) {
                 blocks.ahead::<1>(b, 0);
-                acc = block32::<U, N>(blocks.block(b), acts, b, acc);
+                acc = block32::<U, N>(blocks.block(b), acts, &at, b, acc);
             }
             for (t, acc) in acc.into_iter().enumerate() {
-                out.put(t, first == 0, acc);
+                if N <= FEW || t < acts.tokens() {
+                    out.put(t, first == 0, acc);
+                }
             }
         }
     }
@@ -70,6 +75,7 @@ fn tiles32_of<U: Unpack32, const N: usize>(
 fn block32<U: Unpack32, const N: usize>(
     block: &[u8],
     acts: &ActsView<'_>,
+    at: &Bases<N>,
     b: usize,
     mut acc: [__m512; N],
 ) -> [__m512; N] {
@@ -83,13 +89,13 @@ fn block32<U: Unpack32, const N: usize>(
         halves(block, 0)
     };
     for (t, acc) in acc.iter_mut().enumerate() {
-        let d_at = acts.d_at(t, b);
+        let d_at = at.d(t, b);
         let mut dot = [_mm512_setzero_si512(); 2];
         if U::BIAS != 0 {
             // Codes are raised by BIAS; what that adds is taken off beforehand.
             dot[0] = _mm512_set1_epi32(-U::BIAS * acts.sum32[d_at]);
         }
-        let a = run_of(acts, acts.q_at(t, b * 32));
+        let a = run_of(acts, at.q(t, b * 32));
         for g in 0..8 {
             dot[g % 2] = _mm512_dpbusd_epi32(dot[g % 2], codes[g], group(a, g));
         }
@@ -122,16 +128,19 @@ fn tiles256_of<U: Unpack256, const N: usize>(
     out: &Shared<'_, f32>,
 ) {
     const BLOCKS: usize = CHUNK / 256;
+    let at = Bases::<N>::new(acts);
     for tile in tiles {
         let mut blocks = TileBlocks::new(w, tile);
         let out = Out::new(w, tile, out);
         for first in (0..w.blocks()).step_by(BLOCKS) {
             let mut acc = [_mm512_setzero_ps(); N];
             for b in first..w.blocks().min(first + BLOCKS) {
-                acc = block256::<U, N>(&mut blocks, acts, b, acc);
+                acc = block256::<U, N>(&mut blocks, acts, &at, b, acc);
             }
             for (t, acc) in acc.into_iter().enumerate() {
-                out.put(t, first == 0, acc);
+                if N <= FEW || t < acts.tokens() {
+                    out.put(t, first == 0, acc);
+                }
             }
         }
     }
@@ -142,6 +151,7 @@ fn tiles256_of<U: Unpack256, const N: usize>(
 fn block256<U: Unpack256, const N: usize>(
     blocks: &mut TileBlocks<'_>,
     acts: &ActsView<'_>,
+    at: &Bases<N>,
     b: usize,
     mut acc: [__m512; N],
 ) -> [__m512; N] {
@@ -149,7 +159,7 @@ fn block256<U: Unpack256, const N: usize>(
     let groups = 8 / subs;
     let (mut scale, mut min) = ([[0; ROWS]; 16], [[0; ROWS]; 16]);
     U::subs(blocks.block(b), &mut scale, &mut min);
-    let d_at = array!([0; N], |t| acts.d_at(t, b));
+    let d_at = array!([0; N], |t| at.d(t, b));
     let bias = array!([[0; 16]; N], |t| bias_sums::<U>(acts, d_at[t]));
     let mut total = [_mm512_setzero_si512(); N];
     for run in 0..8 {
@@ -162,7 +172,7 @@ fn block256<U: Unpack256, const N: usize>(
             array!([_mm512_setzero_si512(); 8], |g| load(&codes, g))
         };
         for t in 0..N {
-            let a = run_of(acts, acts.q_at(t, b * 256 + run / 2 * 64) + run % 2 * 32);
+            let a = run_of(acts, at.q(t, b * 256 + run / 2 * 64) + run % 2 * 32);
             for sub in 0..subs {
                 let j = subs * run + sub;
                 let mut dot = [_mm512_setzero_si512(); 2];
@@ -179,13 +189,13 @@ fn block256<U: Unpack256, const N: usize>(
         }
     }
     let block = blocks.block(b);
-    let (at, factor) = U::D;
-    let d = _mm512_mul_ps(halves(block, at), _mm512_set1_ps(factor));
+    let (d_byte, factor) = U::D;
+    let d = _mm512_mul_ps(halves(block, d_byte), _mm512_set1_ps(factor));
     for t in 0..N {
         let scale = _mm512_mul_ps(d, _mm512_set1_ps(acts.d[d_at[t]]));
         acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[t]), scale, acc[t]);
     }
-    let Some(at) = U::DMIN else {
+    let Some(dmin_byte) = U::DMIN else {
         return acc;
     };
     let mut mins = [_mm512_setzero_si512(); N];
@@ -203,7 +213,7 @@ fn block256<U: Unpack256, const N: usize>(
             mins[t] = dot_pair(mins[t], pair, sums);
         }
     }
-    let dmin = halves(block, at);
+    let dmin = halves(block, dmin_byte);
     for t in 0..N {
         let scale = _mm512_mul_ps(dmin, _mm512_set1_ps(acts.d[d_at[t]]));
         acc[t] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins[t]), scale, acc[t]);

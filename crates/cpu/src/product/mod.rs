@@ -8,7 +8,7 @@
 //! | `avx2` | quantised | `vpmaddubsw` on 8 rows a register, 16-bit sums for as long as they fit, 4 tokens a pass over unpacked weights |
 //! | `gemv256` | quantised, up to 4 tokens | the same, weights unpacked in registers |
 //! | `avx512` | quantised | `vpdpbusd` on 16 rows a register, up to 8 tokens a pass over unpacked weights |
-//! | `gemv512` | quantised, up to 4 tokens | the same, weights unpacked in registers |
+//! | `gemv512` | quantised, up to 8 tokens | the same, weights unpacked in registers |
 //! | `amx` | quantised, many tokens | 16 x 16 tiles; super-blocks as two planes, so that a tile runs over all 256 values |
 //! | `float` | F32, F16, BF16 | 16 rows a register, `fma` along K |
 //!

@@ -143,7 +143,9 @@ fn every_format_shape_and_isa_equals_the_definition() {
             (33, 17, 16),
             (16, 33, 17),
             (32, 4, 4),
+            (17, 3, 5),
             (24, 18, 7),
+            (40, 20, 8),
             (48, 2, 35),
             (64, 5, 9),
         ] {
@@ -162,7 +164,7 @@ fn every_format_shape_and_isa_equals_the_definition() {
 fn extreme_scales_and_faults_too() {
     let mut rng = Rng(11);
     for &ty in quant::formats::supported() {
-        for tokens in [1, 18] {
+        for tokens in [1, 6, 18] {
             check(ty, 20, 768, tokens, &mut rng, true);
         }
     }
@@ -179,7 +181,7 @@ fn the_largest_codes_and_activations_do_not_overflow() {
         let (n, k) = (16, 2 * block);
         for fill in [0x00, 0xff, 0x80, 0x7f, 0xf0, 0x0f] {
             let data = weights_of(ty, n, k, || fill, false);
-            for tokens in [4, 20] {
+            for tokens in [4, 8, 20] {
                 let x: Vec<f32> = (0..tokens * k)
                     .map(|i| if signs[i / k % 4](i) { -1.0 } else { 1.0 })
                     .collect();

@@ -79,7 +79,7 @@ impl Attention {
             .append(stream, start, shape, &block, position, tokens, row, k, v)
     }
 
-    /// [`Attention::turn`] of one token, whose cell goes to one block.
+    /// [`Attention::turn`] of as many tokens as there are blocks, to which their cells go.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn turn_to(
         &self,
@@ -87,15 +87,16 @@ impl Attention {
         start: Start,
         outbox: &mut Outbox,
         table: &mut Table,
-        block: &Over<'_>,
+        blocks: &[Over<'_>],
         position: &Buffer<u32>,
         q: &mut Buffer<f32>,
         k: &mut Buffer<f32>,
         v: &mut Buffer<f32>,
         how: &Turn<'_>,
     ) -> Result<(), Error> {
-        self.list(stream, start, outbox, table, std::slice::from_ref(block), 0)?;
-        self.turn(stream, start, 1, q, k, v, how, Some((table, position)))
+        self.list(stream, start, outbox, table, blocks, 0)?;
+        let append = Some((&*table, position));
+        self.turn(stream, start, blocks.len(), q, k, v, how, append)
     }
 
     /// [`Attention::decode`] of the token of one row of `q` `[T, H, C]`, whose position is that row of `position` `[T]`, over some blocks, whose

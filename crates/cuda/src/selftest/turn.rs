@@ -157,6 +157,111 @@ pub(super) fn rows(
             report(row);
             slab.fill_bytes(stream, 0)?;
         }
+        for tokens in [2, 8] {
+            seed += 10;
+            several(stream, &attention, heads, tokens, seed, report)?;
+        }
     }
+    Ok(())
+}
+
+/// Tokens of several sequences, each with its own block and position.
+fn several(
+    stream: &Stream,
+    attention: &Attention,
+    heads: usize,
+    tokens: usize,
+    seed: u64,
+    report: &mut dyn FnMut(Row),
+) -> Result<(), Failure> {
+    let (isa, shape) = (Isa::best(), *attention.shape());
+    let (c_k, c_v, heads_kv) = (shape.c_k, shape.c_v, shape.heads);
+    let (pairs, bytes) = (c_k / 2, shape.block_bytes());
+    let rows = [heads * c_k, heads_kv * c_k, heads_kv * c_v];
+    let mut wanted = [0, 1, 2].map(|x| values(tokens * rows[x], seed + x as u64));
+    let up = |v: &[f32]| Buffer::from_slice(stream, v);
+    let mut on_device = [up(&wanted[0])?, up(&wanted[1])?, up(&wanted[2])?];
+    let [q, k, v] = &mut on_device;
+    let angles = values(tokens * pairs, seed + 8);
+    let cos: Vec<f32> = angles.iter().map(|a| a.cos()).collect();
+    let sin: Vec<f32> = angles.iter().map(|a| a.sin()).collect();
+    for (x, of) in wanted.iter_mut().take(2).enumerate() {
+        for (t, of) in of.chunks_exact_mut(rows[x]).enumerate() {
+            let at = t * pairs..(t + 1) * pairs;
+            let (cos, sin) = (&cos[at.clone()], &sin[at]);
+            ops::rope(isa, ops::RopePairs::Halves, c_k, cos, sin, of);
+        }
+    }
+    // Blocks in any order, cells at both ends and between.
+    let positions: Vec<usize> = (0..tokens)
+        .map(|t| t * 3 * CELLS + [0, 63, 64, 255][t % 4])
+        .collect();
+    let place = |t: usize| (t * 5 + 1) % tokens;
+    let mut slab = Buffer::<u8>::zeroed(stream, tokens * bytes)?;
+    let block = |(t, position): (usize, &usize)| {
+        KvBlock::new(
+            &shape,
+            &slab,
+            place(t) * bytes,
+            position / CELLS,
+            0..CELLS,
+            0,
+        )
+    };
+    let blocks: Vec<KvBlock> = positions
+        .iter()
+        .enumerate()
+        .map(block)
+        .collect::<Result<_, _>>()?;
+    let mut table = Table::new(stream, tokens)?;
+    // SAFETY: the slab outlives the work that uses the table.
+    unsafe { table.set(stream, &blocks)? };
+    let at: Vec<u32> = positions.iter().map(|&p| p as u32).collect();
+    let at = Buffer::from_slice(stream, &at)?;
+    let (cos, sin) = (
+        Buffer::from_slice(stream, &cos)?,
+        Buffer::from_slice(stream, &sin)?,
+    );
+    let how = Turn {
+        bias: [None; 3],
+        norm: [None; 2],
+        eps: 1e-6,
+        angles: Some(Angles {
+            cos: &cos,
+            sin: &sin,
+            pairs,
+            which: RopePairs::Halves,
+            position: None,
+        }),
+        rotation_k: Rotation::None,
+        rotation_v: Rotation::None,
+    };
+    attention.turn(stream, START, tokens, q, k, v, &how, Some((&table, &at)))?;
+    let types = format!("{}/{}", shape.type_k.name(), shape.type_v.name());
+    let shapes = format!("{heads}/{heads_kv}x{c_k}/{c_v} T {tokens} of as many sequences");
+    let got = q.to_vec(stream)?;
+    report(row(
+        "turn, q",
+        types.clone(),
+        shapes.clone(),
+        &got,
+        &wanted[0],
+    ));
+    let (type_k, type_v) = (cpu_type(shape.type_k), cpu_type(shape.type_v));
+    let cpu =
+        want::KvShape::new(heads_kv, c_k, c_v, type_k, type_v).expect("shapes of cases divide");
+    let mut blocks = cpu::mem::Buffer::<u8>::new(tokens * bytes)?;
+    for (t, position) in positions.iter().enumerate() {
+        let block = &mut blocks[place(t) * bytes..][..bytes];
+        let (k, v) = (
+            &wanted[1][t * rows[1]..][..rows[1]],
+            &wanted[2][t * rows[2]..][..rows[2]],
+        );
+        want::write_cell(&cpu, block, position % CELLS, k, v);
+    }
+    let mut row = Row::new("turn, cells", types, shapes);
+    compare_bytes(&slab.to_vec(stream)?, &blocks, "cells", &mut row);
+    report(row);
+    slab.fill_bytes(stream, 0)?;
     Ok(())
 }

@@ -175,10 +175,17 @@ pub(crate) trait Backend: Debug + Sized {
         0
     }
 
-    /// Does the operations of one generated token, `step`, which begin with [`begin`](Self::begin) for it at `position`. `again`: the lists of
-    /// what they attend, and where they write, are those of the step before, so that a backend which has recorded it may do it again.
-    fn step(&mut self, position: usize, token: u32, again: bool, step: impl FnOnce(&mut Self)) {
-        let _ = (position, token, again);
+    /// Does the operations of one generated token of each of some sequences, `step`, which begin with [`begin`](Self::begin) for them. `again`: the
+    /// lists of what they attend, and where they write, are those of the step before, so that a backend which has recorded it may do it
+    /// again.
+    fn step(
+        &mut self,
+        positions: &[Range<usize>],
+        tokens: &[u32],
+        again: bool,
+        step: impl FnOnce(&mut Self),
+    ) {
+        let _ = (positions, tokens, again);
         step(self);
     }
     /// Says which positions the operations that follow are for, of one sequence after another; `x` `[T, D]` becomes the tokens' rows of the embedding, scaled as the architecture does.
@@ -229,20 +236,20 @@ pub(crate) trait Backend: Debug + Sized {
         k: &Self::Array,
         v: &Self::Array,
     );
-    /// Both for one token. What `k` and `v` hold afterwards does not matter.
-    #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+    /// Both for one token of each of some sequences, with the slab and block that it belongs to. What `k` and `v` hold afterwards does not
+    /// matter.
     fn turn_and_append(
         &mut self,
         turn: &Turn<'_>,
-        attending: &Attending<'_>,
-        slab: &mut Self::Slab,
-        block: usize,
+        tokens: Vec<(Attending<'_>, &mut Self::Slab, usize)>,
         q: &mut Self::Array,
         k: &mut Self::Array,
         v: &mut Self::Array,
     ) {
-        self.turn(turn, 1, q, k, v);
-        self.append(attending, slab, block, 0..1, k, v);
+        self.turn(turn, tokens.len(), q, k, v);
+        for (attending, slab, block) in tokens {
+            self.append(&attending, slab, block, 0..1, k, v);
+        }
     }
     /// Attends the sequence's rows of `q` `[T, H, C]` over spans in ascending order, in one call or several (where
     /// [`STREAMED_LAST`](Self::STREAMED_LAST) holds, the streamed ones of a generated token, ascending, in calls after that for all others);

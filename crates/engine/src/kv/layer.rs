@@ -1,5 +1,7 @@
 //! What a layer does with its cells: it stores new ones, and attends all.
 
+use super::sequence::Sequence;
+use super::store::Id;
 use super::together::{Part, attending};
 use super::{Cache, LayerAt, Lies, Reached};
 use crate::backend::{At, Backend, CELLS, GROUP, Placed, Step, Turn};
@@ -18,12 +20,26 @@ impl<B: Backend> Cache<B> {
         k: &mut B::Array,
         v: &mut B::Array,
     ) {
-        if tokens == 1 {
+        if tokens == self.work.len() {
             let (shape, LayerAt { at, .. }) = (self.shape, self.layers[layer].clone());
-            let attending = attending(&self.work[0], layer, None, &shape, &at);
-            let block = attending.position / CELLS;
-            let slab = self.writable(0, layer, block);
-            return backend.turn_and_append(turn, &attending, slab, block, q, k, v);
+            let Self {
+                work,
+                sequences,
+                layers,
+                full,
+                ring,
+                ..
+            } = self;
+            let is_windowed = layers[layer].windowed;
+            let written = |part: &Part| written(&sequences[..], part, is_windowed, 0);
+            let ids: Vec<Id> = work.iter().map(written).collect();
+            let store = if is_windowed { ring } else { full };
+            let slabs = store.device_each_mut(&ids).into_iter();
+            let tokens = work.iter().zip(slabs).map(|(part, slab)| {
+                let attending = attending(part, layer, None, &shape, &at);
+                (attending, slab, part.position / CELLS)
+            });
+            return backend.turn_and_append(turn, tokens.collect(), q, k, v);
         }
         backend.turn(turn, tokens, q, k, v);
         self.append(backend, layer, k, v);
@@ -38,23 +54,24 @@ impl<B: Backend> Cache<B> {
             while done < attending.tokens {
                 let cell = attending.position + done;
                 let count = (CELLS - cell % CELLS).min(attending.tokens - done);
-                let slab = self.writable(part, layer, cell / CELLS);
+                let behind = cell / CELLS - attending.position / CELLS;
+                let slab = self.writable(part, layer, behind);
                 backend.append(&attending, slab, cell / CELLS, done..done + count, k, v);
                 done += count;
             }
         }
     }
 
-    /// The slab that a layer's part of a block of a sequence of the step is written to.
-    fn writable(&mut self, part: usize, layer: usize, block: usize) -> &mut B::Slab {
-        let sequence = self.sequences[self.work[part].taking.sequence].as_ref();
-        let sequence = sequence.expect("the one in work exists");
-        let (store, track) = if self.layers[layer].windowed {
-            (&mut self.ring, &sequence.ring)
+    /// The slab that a layer's part of a block of a sequence of the step is written to, so many blocks behind the first.
+    fn writable(&mut self, part: usize, layer: usize, behind: usize) -> &mut B::Slab {
+        let is_windowed = self.layers[layer].windowed;
+        let id = written(&self.sequences, &self.work[part], is_windowed, behind);
+        let store = if is_windowed {
+            &mut self.ring
         } else {
-            (&mut self.full, &sequence.full)
+            &mut self.full
         };
-        store.device_mut(track.get(block).expect("reserved"))
+        store.device_mut(id)
     }
 
     /// Attends the tokens' queries `q` `[T, H, C]` over all cells of a layer.
@@ -210,4 +227,17 @@ impl<B: Backend> Cache<B> {
                 .give_back(backend, store, &self.full_layers, &mut held);
         }
     }
+}
+
+/// The number of the slab that a part of the step writes, so many blocks behind its first.
+fn written(sequences: &[Option<Sequence>], part: &Part, windowed: bool, behind: usize) -> Id {
+    let sequence = sequences[part.taking.sequence].as_ref();
+    let sequence = sequence.expect("the one in work exists");
+    let track = if windowed {
+        &sequence.ring
+    } else {
+        &sequence.full
+    };
+    let block = part.position / CELLS + behind;
+    track.get(block).expect("reserved")
 }

@@ -129,15 +129,16 @@ pub(crate) struct Cache<B: Backend> {
     /// What the step in work takes, and its positions.
     work: Vec<Part>,
     positions: Vec<Range<usize>>,
-    /// Whether the step in work is one generated token.
+    /// Whether the step in work is one generated token of each of some sequences.
     generated: bool,
-    /// Whether it attends, from where it lies in device memory, what the step before attended, that being a generated token, too.
+    /// Whether it attends, from where it lies in device memory, what the step before attended, that being such tokens, too.
     again: bool,
     /// What the step in work attends, in layers that see everything and in the others.
     full_spans: Vec<Reached>,
     ring_spans: Vec<Reached>,
-    /// What the step before attended.
+    /// What the step before attended, and which part of it.
     spans_before: [Vec<Reached>; 2],
+    work_before: Vec<Part>,
     is_unusual: bool,
     /// What the stores had moved when the step in work was planned.
     moves: (u64, u64),
@@ -207,6 +208,7 @@ impl<B: Backend> Cache<B> {
             generated: false,
             again: false,
             spans_before: [Vec::new(), Vec::new()],
+            work_before: Vec::new(),
             is_unusual: false,
             moves: (0, 0),
             full_spans: Vec::new(),
@@ -302,17 +304,25 @@ impl<B: Backend> Cache<B> {
         let reserved = self.reserve(backend, takings);
         self.current = current;
         reserved?;
-        let generated = matches!(takings, [taking] if taking.generated);
+        let is_generated = |taking: &Taking| taking.generated && taking.tokens == 1;
+        let generated = takings.iter().all(is_generated);
         let was_generated = std::mem::replace(&mut self.generated, generated);
         let [full, ring] = &mut self.spans_before;
         std::mem::swap(full, &mut self.full_spans);
         std::mem::swap(ring, &mut self.ring_spans);
+        std::mem::swap(&mut self.work_before, &mut self.work);
         let moves = (self.full.moves(), self.ring.moves());
         self.plan(takings);
         let has_moved = moves != std::mem::replace(&mut self.moves, moves);
-        self.is_unusual = has_moved || !was_generated;
+        let spans = |part: &Part| (part.full.clone(), part.ring.clone());
+        self.is_unusual = has_moved || !was_generated || self.work.len() != self.work_before.len();
         self.again = generated
             && !self.is_unusual
+            && self
+                .work
+                .iter()
+                .map(spans)
+                .eq(self.work_before.iter().map(spans))
             && self.full_spans == self.spans_before[0]
             && self.ring_spans == self.spans_before[1]
             && self.full_spans.iter().all(|span| span.lies == Lies::Device);

@@ -160,6 +160,28 @@ impl<B: Backend> Store<B> {
         }
     }
 
+    /// Several, in the order of `ids`, each of which is there once.
+    pub(super) fn device_each_mut(&mut self, ids: &[Id]) -> Vec<&mut B::Slab> {
+        let mut order: Vec<usize> = (0..ids.len()).collect();
+        order.sort_unstable_by_key(|&i| ids[i].0);
+        let mut slabs: Vec<Option<&mut B::Slab>> = ids.iter().map(|_| None).collect();
+        let (mut rest, mut before) = (&mut self.entries[..], 0);
+        for i in order {
+            self.version += 1;
+            let at = ids[i].0 as usize;
+            let (_, from) = std::mem::take(&mut rest).split_at_mut(at - before);
+            let (entry, behind) = from.split_first_mut().expect("a slab of this store");
+            (rest, before) = (behind, at + 1);
+            assert_eq!(entry.owners, 1, "only a sole owner writes");
+            entry.version = self.version;
+            slabs[i] = match &mut entry.memory {
+                Memory::Device(slab) => Some(slab),
+                _ => unreachable!("only slabs in device memory are written"),
+            };
+        }
+        slabs.into_iter().flatten().collect()
+    }
+
     /// A new slab in device memory, which has room, with one owner. What it holds is left over from another.
     pub(super) fn add(&mut self, backend: &B) -> Result<Id, Error> {
         let slab = self.take_device(backend)?;

@@ -187,9 +187,9 @@ impl<B: Backend> Work<B> {
         }
     }
 
-    /// Computes the logits of the one token that went through last.
-    pub(super) fn compute_logits(&self, backend: &mut B) {
-        backend.compute_logits(&self.x, 0..1);
+    /// Computes the logits of the first `n` tokens of the last chunk.
+    pub(super) fn compute_logits(&self, backend: &mut B, n: usize) {
+        backend.compute_logits(&self.x, 0..n);
     }
 
     /// What the last norm gives for the last chunk's `rows`, at the end of `values`.

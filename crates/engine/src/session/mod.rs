@@ -25,6 +25,7 @@ use std::io::{self, Write};
 use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::slice::from_ref;
 use std::time::Instant;
 
 /// The context that is taken when none is asked for, if the model was trained with at least as much.
@@ -294,9 +295,10 @@ impl<B: Backend> Run<B> {
         }
         let start = Instant::now();
         cache.begin(backend, 1, true)?;
-        backend.step(cache.n(), token, cache.is_again(), |backend| {
+        let (positions, again) = (cache.n()..cache.n() + 1, cache.is_again());
+        backend.step(from_ref(&positions), &[token], again, |backend| {
             work.forward(backend, model, cache, rotation, &[token]);
-            work.compute_logits(backend);
+            work.compute_logits(backend, 1);
         });
         backend.finish()?;
         cache.advance();

@@ -89,6 +89,21 @@ impl<B: Backend> Run<B> {
         }
         cache.begin_all(backend, &takings)?;
         let rotation = options.rotation(model.config());
+        let n = parts.len();
+        if n <= LOGIT_ROWS && parts.iter().all(is_answering) {
+            let (positions, again) = (cache.positions().to_vec(), cache.is_again());
+            backend.step(&positions, &tokens, again, |backend| {
+                work.forward(backend, model, cache, rotation, &tokens);
+                work.compute_logits(backend, n);
+            });
+            backend.finish()?;
+            cache.advance();
+            let logits = backend.logits(n).chunks_exact(model.config().n_vocab);
+            for (part, logits) in logits.enumerate() {
+                each(part, logits);
+            }
+            return Ok(());
+        }
         work.forward(backend, model, cache, rotation, &tokens);
         backend.finish()?;
         cache.advance();
@@ -130,6 +145,11 @@ fn give_logits<B: Backend>(
         each(*part, logits);
     }
     Ok(())
+}
+
+/// Whether a part is a generated token, behind which another one is wanted.
+fn is_answering(part: &Part<'_>) -> bool {
+    part.origin == TokenOrigin::Generated && part.tokens.len() == 1 && part.wants == Wants::Logits
 }
 
 fn taking(part: &Part<'_>) -> Taking {

@@ -111,7 +111,7 @@ pub const SEQUENCE_LISTS: u64 = 8;
 /// activations  4 * T * (4 D + q + k + v + out + 2 F)             x, normed, delta (twice), q, k, v, attended, gate, up
 /// scratch      2 * (89 / 64 * C * pad256(W) + 4 * 4096)           activations in blocks of 32 and of 256, C = pad16(2 max(T, 8)) columns
 ///            + 132 * (4 * 2 * 128 * 128 + 4 * 8), if C > 16          what thread blocks of products of many columns hand on
-///            + L * (24 B + 24 + 8 + S * (32 B + 8))                lists of each layer's blocks and partial results, with their lengths;
+///            + L * (24 B + 8 + S * (24 + 32 B + 8))                lists of each layer's blocks and partial results, with their lengths;
 ///                                                                 some of each of S = min(n_seq, 8) sequences
 ///            + 4 * B * H * (2 + C_v)                              partial results of one token
 ///            + 4 * 5 * T * H * (2 + C_v)                          results of a prompt's spans
@@ -147,8 +147,8 @@ pub fn device_work_bytes(
     let act_values = product(&[columns, s.widest.next_multiple_of(ACT_BLOCK)])?;
     let acts = sum([product(&[act_values / 64, 89]), Ok(4 * DEVICE_SLACK)])?;
     let spans = 2 * s.blocks + 1;
-    let of_sequence = 32 * spans + 8;
-    let list = 24 * spans + 24 + 8 + u128::from(n_seq.clamp(1, SEQUENCE_LISTS)) * of_sequence;
+    let of_sequence = 24 + 32 * spans + 8;
+    let list = 24 * spans + 8 + u128::from(n_seq.clamp(1, SEQUENCE_LISTS)) * of_sequence;
     let scratch = sum([
         product(&[2, acts]),
         Ok(shares),

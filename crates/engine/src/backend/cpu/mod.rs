@@ -8,8 +8,10 @@ use crate::error::Error;
 use crate::experts::Store;
 use crate::model::rope::Frequencies;
 use crate::model::{Linear, Mixture, Model, Shared, Vector};
-use cpu::acts::Acts;
-use cpu::attention::{KvShape, Lone, Params, Partials, Span, Step, append, attend, attend_each};
+use cpu::acts::{Acts, make_and_quantise};
+use cpu::attention::{
+    KvShape, Lone, NewCell, Params, Partials, Span, Step, append, append_each, attend, attend_each,
+};
 use cpu::mem::{Buffer, OutOfMemory};
 use cpu::mixture::{InMemory, Mixer, Pools, Shape as MixtureShape};
 use cpu::product::{Operand, Task, products};
@@ -101,21 +103,29 @@ impl Cpu<'_> {
         tokens: usize,
         outputs: [(&Linear, &mut Buffer<f32>); N],
     ) {
-        let model = self.model;
         let types = outputs.each_ref().map(|(linear, _)| linear.w.ty());
-        let k = outputs[0].0.w.k();
         let (acts32, acts256) = (&mut self.acts32, &mut self.acts256);
-        let x = &x[..tokens * k];
-        let operand = quantise(model, acts32, acts256, x, tokens, &types, Passes::One);
-        let linears = outputs.each_ref().map(|(linear, _)| *linear);
-        let mut tasks = outputs.map(|(linear, out)| Task {
-            out: &mut out[..tokens * linear.w.n()],
-            w: linear.w.view(&model.weights),
-        });
-        products(&model.pool, model.isa, &operand, &mut tasks);
-        for (linear, task) in linears.into_iter().zip(tasks) {
-            add_bias(model, linear, task.out);
-        }
+        let x = &x[..tokens * outputs[0].0.w.k()];
+        let operand = quantise(self.model, acts32, acts256, x, tokens, &types, Passes::One);
+        multiply(self.model, &operand, tokens, outputs);
+    }
+}
+
+/// Products of an operand, with their biases.
+fn multiply<const N: usize>(
+    model: &Model,
+    operand: &Operand<'_>,
+    tokens: usize,
+    outputs: [(&Linear, &mut Buffer<f32>); N],
+) {
+    let linears = outputs.each_ref().map(|(linear, _)| *linear);
+    let mut tasks = outputs.map(|(linear, out)| Task {
+        out: &mut out[..tokens * linear.w.n()],
+        w: linear.w.view(&model.weights),
+    });
+    products(&model.pool, model.isa, operand, &mut tasks);
+    for (linear, task) in linears.into_iter().zip(tasks) {
+        add_bias(model, linear, task.out);
     }
 }
 
@@ -276,8 +286,14 @@ impl Backend for Cpu<'_> {
         self.experts.as_ref().map_or(0, |experts| experts.bytes())
     }
 
-    fn step(&mut self, _: usize, _: u32, _: bool, step: impl FnOnce(&mut Self)) {
-        self.generated = true;
+    fn step(
+        &mut self,
+        positions: &[Range<usize>],
+        _: &[u32],
+        _: bool,
+        step: impl FnOnce(&mut Self),
+    ) {
+        self.generated = positions.len() == 1;
         step(self);
         self.generated = false;
     }
@@ -321,13 +337,25 @@ impl Backend for Cpu<'_> {
         let (model, c) = (self.model, self.model.config());
         let n = tokens * c.width;
         let (x, out) = (&mut x[..n], &mut normed[..n]);
-        model.pool.rows2(x, c.width, out, c.width, |t, x, out| {
+        let types = outputs.each_ref().map(|(linear, _)| linear.w.ty());
+        let (acts32, acts256) = (&mut self.acts32, &mut self.acts256);
+        let make = |t: usize, x: &mut [f32], out: &mut [f32]| {
             if let Some(added) = &added {
                 add_row(model, added, t, x, out);
             }
             ops::rms_norm(model.isa, x, Some(norm), c.norm_eps, out);
-        });
-        self.project(normed, tokens, outputs);
+        };
+        let operand = made(
+            model,
+            acts32,
+            acts256,
+            (x, c.width),
+            out,
+            tokens,
+            &types,
+            make,
+        );
+        multiply(model, &operand, tokens, outputs);
     }
 
     fn turn(
@@ -383,6 +411,30 @@ impl Backend for Cpu<'_> {
         let first = attending.position + tokens.start - block * CELLS;
         let block = &mut slab[attending.at.clone()];
         append(&self.model.pool, shape, block, first, k, v);
+    }
+
+    fn turn_and_append(
+        &mut self,
+        turn: &Turn<'_>,
+        tokens: Vec<(Attending<'_>, &mut Buffer<u8>, usize)>,
+        q: &mut Buffer<f32>,
+        k: &mut Buffer<f32>,
+        v: &mut Buffer<f32>,
+    ) {
+        self.turn(turn, tokens.len(), q, k, v);
+        let Some((Attending { shape, .. }, ..)) = tokens.first() else {
+            return;
+        };
+        let shape = *shape;
+        let (row_k, row_v) = (shape.heads * shape.c_k, shape.heads * shape.c_v);
+        let cells = tokens.into_iter().map(|(attending, slab, block)| NewCell {
+            block: &mut slab[attending.at.clone()],
+            cell: attending.position - block * CELLS,
+            k: &k[attending.row * row_k..][..row_k],
+            v: &v[attending.row * row_v..][..row_v],
+        });
+        let mut cells: Vec<NewCell<'_>> = cells.collect();
+        append_each(&self.model.pool, shape, &mut cells);
     }
 
     fn attend(
@@ -486,12 +538,31 @@ impl Backend for Cpu<'_> {
         let (model, c) = (self.model, self.model.config());
         let (ff, gate_function) = (down.w.k(), c.gate);
         let gate = &mut gate[..tokens * ff];
-        model.pool.rows(gate, ff, |t, gate| {
-            ops::gated(model.isa, gate_function, gate, &up[t * ff..(t + 1) * ff]);
-        });
-        let passes = down_passes(down);
+        let types = [down.w.ty()];
         let (acts32, acts256) = (&mut self.acts32, &mut self.acts256);
-        let operand = quantise(model, acts32, acts256, gate, tokens, &[down.w.ty()], passes);
+        let make = |t: usize, gate: &mut [f32]| {
+            ops::gated(model.isa, gate_function, gate, &up[t * ff..(t + 1) * ff]);
+        };
+        let operand = match down_passes(down) {
+            Passes::One => {
+                let make = |t: usize, _: &mut [()], gate: &mut [f32]| make(t, gate);
+                let nothing: &mut [()] = &mut [];
+                made(
+                    model,
+                    acts32,
+                    acts256,
+                    (nothing, 0),
+                    gate,
+                    tokens,
+                    &types,
+                    make,
+                )
+            }
+            passes => {
+                model.pool.rows(gate, ff, make);
+                quantise(model, acts32, acts256, gate, tokens, &types, passes)
+            }
+        };
         let rows = operand.tokens;
         let task = Task {
             w: down.w.view(&model.weights),
@@ -635,7 +706,10 @@ impl Backend for Cpu<'_> {
         products(&model.pool, model.isa, &operand, &mut [task]);
         let (logits, lost) = logits.split_at_mut(n * c.n_vocab);
         if rows > n {
-            ops::add(model.isa, logits, &lost[..n * c.n_vocab]);
+            model.pool.chunks_mut(logits, LOGITS_A_CHUNK, |i, logits| {
+                let lost = &lost[i * LOGITS_A_CHUNK..][..logits.len()];
+                ops::add(model.isa, logits, lost);
+            });
         }
         if let Some(cap) = c.logit_soft_cap {
             ops::soft_cap(model.isa, logits, cap);
@@ -650,6 +724,9 @@ impl Backend for Cpu<'_> {
         Ok(())
     }
 }
+
+/// Logits that a thread adds at a time what their second pass gave.
+const LOGITS_A_CHUNK: usize = 16 << 10;
 
 /// Heads of sequences a thread, from which on each is one thread's.
 const LONE_ITEMS_A_THREAD: usize = 3;
@@ -725,6 +802,32 @@ fn add_bias(model: &Model, linear: &Linear, out: &mut [f32]) {
         for row in out.chunks_exact_mut(bias.len()) {
             ops::add(model.isa, row, bias);
         }
+    }
+}
+
+/// Makes `x` `[T, K]` row by row, each beside a row of `a`, and quantises it into the blocks that weights of some types read.
+#[allow(clippy::too_many_arguments, reason = "one operation's operands")]
+fn made<'a, A: Send>(
+    model: &Model,
+    acts32: &'a mut Acts,
+    acts256: &'a mut Acts,
+    (a, len_a): (&mut [A], usize),
+    x: &'a mut [f32],
+    tokens: usize,
+    types: &[TensorType],
+    make: impl Fn(usize, &mut [A], &mut [f32]) + Sync,
+) -> Operand<'a> {
+    let reads = |block: usize| types.iter().any(|&ty| act_block(ty) == Some(block));
+    let (is32, is256) = (reads(BLOCK32), reads(BLOCK256));
+    let into = [is32.then_some(&mut *acts32), is256.then_some(&mut *acts256)];
+    make_and_quantise(&model.pool, model.isa, a, len_a, x, tokens, into, make);
+    let (acts32, acts256): (&'a Acts, &'a Acts) = (acts32, acts256);
+    Operand {
+        k: x.len() / tokens,
+        x,
+        tokens,
+        acts32: is32.then(|| acts32.view()),
+        acts256: is256.then(|| acts256.view()),
     }
 }
 

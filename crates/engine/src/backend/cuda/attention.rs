@@ -50,7 +50,7 @@ struct LayerLists {
     sequences: Vec<Lists>,
     /// What a generated token reads of the staging ring after all else.
     staged: Table,
-    /// The block that its cells are written to.
+    /// The blocks that cells are written to of as many tokens, one a sequence.
     written: Table,
 }
 
@@ -118,7 +118,7 @@ impl Attends {
                     .map(lists)
                     .collect::<Result<_, cuda::Error>>()?,
                 staged: Table::new(stream, blocks)?,
-                written: Table::new(stream, 1)?,
+                written: Table::new(stream, sequences)?,
             })
         };
         let layers = (0..c.n_layer).map(layer);
@@ -278,6 +278,11 @@ impl Attends {
         &self.layers[layer].sequences[place].parts
     }
 
+    /// Sequences of a step that have lists of their own.
+    pub(super) fn sequences(&self) -> usize {
+        self.layers.first().map_or(0, |layer| layer.sequences.len())
+    }
+
     /// The layer whose attention was given last.
     pub(super) fn layer(&self) -> usize {
         self.at.0
@@ -362,24 +367,28 @@ impl Attends {
             .turn(given.stream, given.start, tokens, q, k, v, how, None)
     }
 
-    /// Turns one token's, and stores its cell in a block of a layer.
+    /// Turns the heads of one token of each of some sequences, which have lists of their own, and stores their cells in blocks of a layer.
     pub(super) fn turn_and_append(
         &mut self,
         given: Given<'_>,
         how: &DeviceTurn<'_>,
-        attending: &Attending<'_>,
-        slab: &Buffer<u8>,
-        block: usize,
+        tokens: &[(Attending<'_>, &mut Buffer<u8>, usize)],
         [q, k, v]: [&mut Buffer<f32>; 3],
     ) -> Result<(), cuda::Error> {
-        let block = whole(attending, slab, block);
-        let table = &mut self.layers[attending.layer].written;
+        let Some((first, ..)) = tokens.first() else {
+            return Ok(());
+        };
+        let blocks: Vec<Over<'_>> = tokens
+            .iter()
+            .map(|(attending, slab, block)| whole(attending, slab, *block))
+            .collect();
+        let table = &mut self.layers[first.layer].written;
         self.kernels.turn_to(
             given.stream,
             given.start,
             &mut self.outbox,
             table,
-            &block,
+            &blocks,
             given.position,
             q,
             k,

@@ -68,9 +68,11 @@ pub(crate) struct Cuda<'m> {
     generated: bool,
     /// Operations start while the ones ahead of them still run.
     start: Start,
-    /// A generated token's step, and whether the lists in device memory are those of the last one.
-    graph: Option<Graph>,
-    is_listed: bool,
+    /// Steps of one generated token of each of so many sequences; and of how many the lists in device memory are.
+    graphs: Vec<Option<Graph>>,
+    listed: usize,
+    /// Whether what the step in work begins with is on the device already.
+    is_uploaded: bool,
     /// What failed first. It stays: cells that were to be moved or copied meanwhile were not, so nothing later would be of use.
     failed: Option<cuda::Error>,
     /// Bytes of all buffers but the weights and the staging ring.
@@ -135,8 +137,9 @@ impl<'m> Cuda<'m> {
             turns: pairs.map(|n| [vec![0.0; n], vec![0.0; n]]),
             generated: false,
             start: Start::Overlapped,
-            graph: None,
-            is_listed: false,
+            graphs: Vec::new(),
+            listed: 0,
+            is_uploaded: false,
             failed: None,
             work_bytes: 0,
             pin_max_bytes: transfers.pin_max_bytes.unwrap_or(u64::MAX),
@@ -216,23 +219,40 @@ impl<'m> Cuda<'m> {
         Ok(())
     }
 
-    /// Does a generated token's step as it is recorded, or records it.
-    fn replay(&mut self, position: usize, token: u32, step: impl FnOnce(&mut Self)) {
+    /// Whether steps of one token of each of so many sequences are recorded. Those of several could be, which no device has done yet.
+    fn records(&self, sequences: usize) -> bool {
+        sequences == 1
+    }
+
+    /// Does a step of generated tokens as it is recorded, or records it.
+    fn replay(&mut self, positions: &[Range<usize>], tokens: &[u32], step: impl FnOnce(&mut Self)) {
+        let n = tokens.len();
         self.run(|b| {
-            if b.graph.is_none() {
+            if n > 1 {
+                b.upload_chunk(positions, tokens)?;
+            }
+            if b.graphs.len() <= n {
+                b.graphs.resize_with(n + 1, || None);
+            }
+            if b.graphs[n].is_none() {
                 let stream = b.stream.clone();
+                b.is_uploaded = n > 1;
                 b.set_recording(true);
                 let graph = stream.capture(|| {
                     step(b);
                     b.failed.take().map_or(Ok(()), Err)
                 });
                 b.set_recording(false);
-                b.graph = Some(graph?);
+                b.is_uploaded = false;
+                b.graphs[n] = Some(graph?);
             }
-            b.write_step(position, token)?;
-            b.begin_experts(position, 1);
-            let graph = b.graph.as_mut().expect("just recorded");
+            if n == 1 {
+                b.write_step(positions[0].start, tokens[0])?;
+                b.begin_experts(positions[0].start, 1);
+            }
+            let graph = b.graphs[n].as_mut().expect("just recorded");
             graph.launch(&b.stream)?;
+            b.listed = n;
             b.answer_mixtures()
         });
     }
@@ -406,13 +426,24 @@ impl Backend for Cuda<'_> {
         placed.map_or(0, PlacedExperts::bytes)
     }
 
-    fn step(&mut self, position: usize, token: u32, again: bool, step: impl FnOnce(&mut Self)) {
-        self.generated = true;
-        if again && self.is_listed {
-            self.replay(position, token, step);
+    fn step(
+        &mut self,
+        positions: &[Range<usize>],
+        tokens: &[u32],
+        again: bool,
+        step: impl FnOnce(&mut Self),
+    ) {
+        let n = tokens.len();
+        self.generated = n == 1;
+        if again && self.listed == n {
+            self.replay(positions, tokens, step);
         } else {
             step(self);
-            self.is_listed = self.failed.is_none();
+            self.listed = if self.failed.is_none() && self.records(n) {
+                n
+            } else {
+                0
+            };
         }
         self.generated = false;
     }
@@ -433,8 +464,10 @@ impl Backend for Cuda<'_> {
                 let (stream, record, at) = (&b.stream, &b.record, &mut b.position);
                 return product.begin(stream, b.start, w, record, factor, at, angles, x);
             }
-            b.is_listed = false;
-            b.upload_chunk(positions, tokens)?;
+            b.listed = 0;
+            if !b.is_uploaded {
+                b.upload_chunk(positions, tokens)?;
+            }
             let (w, product) = b.weights.matrix(&b.model.embedding);
             product.decode_rows(&b.stream, b.start, w, &b.ids, n, x)?;
             if factor != 1.0 {
@@ -495,19 +528,24 @@ impl Backend for Cuda<'_> {
     fn turn_and_append(
         &mut self,
         turn: &Turn<'_>,
-        attending: &Attending<'_>,
-        slab: &mut Buffer<u8>,
-        block: usize,
+        tokens: Vec<(Attending<'_>, &mut Buffer<u8>, usize)>,
         q: &mut Buffer<f32>,
         k: &mut Buffer<f32>,
         v: &mut Buffer<f32>,
     ) {
         self.run(|b| {
-            b.norm_together(turn, 1, q, k)?;
+            let n = tokens.len();
+            b.norm_together(turn, n, q, k)?;
             let how = turning(b.model, &b.weights, &b.angles, turn);
-            let heads = [q, k, v];
-            b.attends
-                .turn_and_append(given!(b), &how, attending, slab, block, heads)
+            if b.records(n) {
+                let heads = [q, k, v];
+                return b.attends.turn_and_append(given!(b), &how, &tokens, heads);
+            }
+            b.attends.turn(given!(b), &how, n, [q, &mut *k, &mut *v])?;
+            for (attending, slab, block) in &tokens {
+                b.attends.append(given!(b), attending, slab, *block, k, v)?;
+            }
+            Ok(())
         });
     }
 

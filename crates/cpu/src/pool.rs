@@ -349,14 +349,13 @@ impl State {
                 continue;
             }
             self.sleepers.fetch_add(1, Ordering::SeqCst);
-            let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-            while !self.has_work() {
-                guard = self
-                    .work
-                    .wait(guard)
-                    .unwrap_or_else(PoisonError::into_inner);
+            let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            if !self.has_work() {
+                let woken = self.work.wait(guard);
+                drop(woken.unwrap_or_else(PoisonError::into_inner));
             }
-            drop(guard);
+            // Whoever is woken looks for work for a while, also if others have done it meanwhile: else work that is shorter than a wake-up would
+            // never find anybody awake.
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
         }
     }
@@ -437,6 +436,23 @@ mod tests {
             }
         }
         assert_eq!(sum.into_inner(), (0..20_000u64).sum::<u64>() * 10);
+    }
+
+    #[test]
+    fn who_wakes_too_late_for_a_job_is_awake_for_the_next() {
+        let pool = Pool::with_spin(3, Pinning::Free, Duration::from_millis(50)).unwrap();
+        let begun = Instant::now();
+        let until = |sleepers: usize| {
+            while pool.state.sleepers.load(Ordering::SeqCst) != sleepers {
+                assert!(begun.elapsed() < Duration::from_secs(30), "{sleepers}");
+                std::thread::yield_now();
+            }
+        };
+        until(2);
+        // Done before anybody has woken.
+        pool.state.publish(&|_| (), 0);
+        until(0);
+        until(2);
     }
 
     #[test]

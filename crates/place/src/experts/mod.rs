@@ -171,6 +171,21 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// What came after an earlier count.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            pairs: self.pairs - earlier.pairs,
+            pairs_resident: self.pairs_resident - earlier.pairs_resident,
+            experts: self.experts - earlier.experts,
+            resident: self.resident - earlier.resident,
+            streamed: self.streamed - earlier.streamed,
+            host: self.host - earlier.host,
+            streamed_bytes: self.streamed_bytes - earlier.streamed_bytes,
+            copied_bytes: self.copied_bytes - earlier.copied_bytes,
+        }
+    }
+
     /// The part of experts that were resident; 1 where none was needed.
     pub fn hits(&self) -> f64 {
         match self.experts {
@@ -338,6 +353,27 @@ impl Experts {
         }
     }
 
+    /// Whether the CPU may compute some of the step that has begun.
+    pub fn may_share(&self) -> bool {
+        match self.share() {
+            Share::Off => false,
+            Share::Fixed(share) => share > 0.0,
+            Share::Auto => {
+                let layers = self.usage.layers().len() as u32;
+                let gate = self.buckets[bucket(self.tokens)].gate.as_ref();
+                gate.is_none_or(|gate| gate.may_share_within(layers))
+            }
+        }
+    }
+
+    /// The CPU's part that is wanted in the step.
+    fn share(&self) -> Share {
+        match self.generated {
+            true => self.settings.generated,
+            false => self.settings.prompt,
+        }
+    }
+
     /// Says where each expert that a layer of the step uses is computed. `used` are their ids, ascending, and by how many tokens.
     ///
     /// # Panics
@@ -421,13 +457,8 @@ impl Experts {
     /// How many of the missing experts the CPU computes, and the share that says so.
     fn by_cpu(&mut self, blob_bytes: u64, resident_ms: f64) -> (usize, f64) {
         self.is_gated = false;
-        let share = if self.generated {
-            self.settings.generated
-        } else {
-            self.settings.prompt
-        };
         let n = self.missing.len();
-        match share {
+        match self.share() {
             _ if n == 0 => (0, 0.0),
             Share::Off => (0, 0.0),
             Share::Fixed(share) => (by_share(share, n), share),

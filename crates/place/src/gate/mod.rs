@@ -287,6 +287,12 @@ impl Gate {
         self.amount_of(self.arm())
     }
 
+    /// Whether the host may have a part in one of the next `units` units: who computes it is to be awake then.
+    pub fn may_share_within(&self, units: u32) -> bool {
+        // Where it has none otherwise, it has one in probes.
+        self.shares != Some(false) || self.units.saturating_add(units) >= self.interval()
+    }
+
     /// Tells what the unit took that [`arm`](Self::arm) was for, a token.
     pub fn read(&mut self, ms: f64) -> Reading {
         self.take(None, ms)

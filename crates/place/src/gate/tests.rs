@@ -259,6 +259,26 @@ fn every_29th_unit_is_a_probe() {
 }
 
 #[test]
+fn it_tells_ahead_of_every_unit_that_the_host_has_a_part_in() {
+    for wins in [false, true] {
+        let mut gate = Gate::new(0.5, 0.1);
+        let (mut told, mut quiet) = (Vec::new(), 0);
+        for i in 0..400 {
+            told.push(gate.may_share_within(5));
+            quiet += usize::from(!told[i]);
+            let shares = gate.share() > 0.0;
+            assert!(!shares || told[i.saturating_sub(4)..].iter().all(|&t| t));
+            gate.read(if shares == wins { 9.0 } else { 10.0 });
+        }
+        assert_eq!(
+            quiet > 300,
+            !wins,
+            "{quiet} units were said to be the device's"
+        );
+    }
+}
+
+#[test]
 fn one_probe_that_disagrees_brings_the_others_back() {
     let mut gate = Gate::new(1.0, 1.0);
     let mut probes = Vec::new();

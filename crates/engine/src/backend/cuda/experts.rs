@@ -27,7 +27,7 @@ use cuda::experts::{Foreign, Mixer, Place, Shared, Slots, Tokens};
 use cuda::kernel::Start;
 use cuda::stream::{Event, Timing};
 use cuda::{Buffer, Mailbox, Pinned};
-use place::experts::{Copy, Served, Slot, Took, Way};
+use place::experts::{Copy, Experts, Served, Slot, Took, Way};
 use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::act_block;
 use std::collections::VecDeque;
@@ -402,6 +402,15 @@ impl PlacedExperts {
         }
         self.share_one(at)?;
         self.move_in(at.lying)
+    }
+
+    /// Wakes the threads that compute the CPU's part of a step, if it may have one: they sleep through tokens without, and a layer that has to wake them is
+    /// slower than one without the CPU.
+    pub(super) fn rouse(&self, model: &Model) {
+        if self.store.experts().is_some_and(Experts::may_share) {
+            let pool = model.host_pool();
+            pool.run(pool.threads(), |_| ());
+        }
     }
 
     /// Answers a layer's question: where its experts are, and what the CPU's give.

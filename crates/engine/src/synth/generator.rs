@@ -1,7 +1,7 @@
 //! Bytes of random tensors, by seed, name and place.
 //!
 //! A matrix's values have mean 0 and standard deviation 1 / sqrt(K), K values a row, so that a product keeps the size of its input; that
-//! of the output has three times as much, which spreads logits as trained models do. Codes of blocks are random bits as they come;
+//! of the output has three times as much, which spreads logits as trained models do, and the embedding's is 4. Codes of blocks are random bits as they come;
 //! factors are set to what gives that deviation, with a random sign where the format's codes are not even about zero, or an offset that
 //! makes them so. Norms and rope's factors are 1.
 //!
@@ -27,6 +27,10 @@ pub struct Recipe {
 
 /// What the output matrix has beyond 1 / sqrt(K): standard deviation of logits.
 const LOGITS: f32 = 3.0;
+
+/// Standard deviation of the embedding's values: what layers add to a token is small beside it, so that tokens stay different from each other, and so do the
+/// experts that they choose. (128 tokens of OLMoE's shape use all 64 experts of every layer; with 1 they use 48 on average, with 1 / sqrt(K) 27.)
+const EMBEDDING: f32 = 4.0;
 
 /// Standard deviation of biases: small beside what they are added to.
 const BIAS: f32 = 0.02;
@@ -131,6 +135,8 @@ impl Generator {
             let is_float = formats::class(t.ty) == Some(Class::Float);
             return if name == self.output {
                 Role::Random(LOGITS * each)
+            } else if name == "token_embd.weight" {
+                Role::Random(EMBEDDING)
             } else if name.ends_with("ffn_gate_inp.weight") && is_float {
                 Role::Router(each)
             } else if name.ends_with(".bias") {

@@ -305,6 +305,12 @@ impl Config {
         }
     }
 
+    /// Gates that devices have no kernels for: those that clamp are in the experts' alone.
+    pub(crate) fn gates_without_kernels(&self) -> Option<&'static str> {
+        (self.gate == Gate::Clamped && self.common_ff() > 0)
+            .then_some("clamped gates of all but experts that tokens choose")
+    }
+
     /// The window of layer `i`, if it has one.
     pub fn window_of(&self, layer: usize) -> Option<usize> {
         self.window.filter(|_| self.windowed[layer])

@@ -15,7 +15,6 @@ use crate::error::Error;
 use crate::synth::{Generator, Recipe};
 use arch::Arch;
 use cpu::Isa;
-use cpu::ops::Gate;
 use cpu::pool::{Pinning, Pool, default_threads};
 use cuda::experts::Blob;
 use gguf::{GgufFile, MapMode};
@@ -288,10 +287,8 @@ fn problem_on(file: &GgufFile, config: &Config, device: ComputeDevice) -> Option
     let (ComputeDevice::Cuda(_), Some(experts)) = (device, &config.experts) else {
         return None;
     };
-    let has_others = experts.leading_dense > 0 || experts.shared_ff.is_some();
-    if config.gate == Gate::Clamped && has_others {
-        let what = "clamped gates of all but experts that tokens choose";
-        return Some(format!("{what} do not run on {device}"));
+    if let Some(gates) = config.gates_without_kernels() {
+        return Some(format!("{gates} do not run on {device}"));
     }
     (experts.leading_dense..config.n_layer).find_map(|layer| {
         let part = |part: &str| file.tensor(&format!("blk.{layer}.ffn_{part}"));

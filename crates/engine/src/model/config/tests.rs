@@ -324,6 +324,12 @@ fn sizes_of_experts_and_layers_without() {
     let c = read("gpt-oss", &of(&[window])).unwrap();
     assert_eq!(c.window_of(0), Some(128));
     assert_eq!((c.window_of(1), c.window_of(2)), (None, Some(128)));
+    // Its gate is the experts' alone on a device.
+    assert_eq!(c.gates_without_kernels(), None);
+    let dense = ("leading_dense_block_count", 1_u32.into());
+    let c = read("gpt-oss", &of(&[dense])).unwrap();
+    let gates = c.gates_without_kernels().expect("a dense layer has one");
+    assert!(gates.contains("clamped"), "{gates}");
     // A dense file may say that it has no experts.
     assert_eq!(
         read("llama", &[("expert_count", 0_u32.into())])

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::cli::Common;
 use crate::commands::placings::{self, Way};
+use crate::commands::servings;
 use crate::failure::{Advised, Interrupted};
 use crate::flags::{ContextFlags, MachineFlags, OtherContext, RecordFlags, other_context};
 use crate::output::{human_bytes, print, print_json, table};
@@ -19,7 +20,7 @@ use crate::settings::{Loading, Need, Opened};
 use crate::{experts, interrupt, profiles, settings};
 
 /// Untimed decode steps before a case: caches are warm and threads awake then.
-const WARM_UP_STEPS: usize = 4;
+pub const WARM_UP_STEPS: usize = 4;
 
 /// Measures tokens a second
 ///
@@ -90,11 +91,15 @@ pub struct BenchArgs {
     /// The same with cells placed by flags in one argument: --window, --kv-share, --staging; may be repeated
     #[arg(long, value_name = "FLAGS", value_parser = other_context, allow_hyphen_values = true)]
     place: Vec<OtherContext>,
+    /// Measures each case with a mixture's experts served by flags in one argument: --expert-cache, --cpu-share, --cpu-share-decode,
+    /// --emulate; may be repeated. Ways take turns, over one model in memory
+    #[arg(long, value_name = "FLAGS", value_parser = servings::Way::read, allow_hyphen_values = true, conflicts_with_all = ["tails", "place", "fill_kv"])]
+    pub serve: Vec<servings::Way>,
     /// Times that each case is measured
     #[arg(short, long, value_name = "N", default_value_t = 5)]
-    repetitions: usize,
+    pub repetitions: usize,
     #[command(flatten)]
-    context: ContextFlags,
+    pub context: ContextFlags,
     #[command(flatten)]
     records: RecordFlags,
     #[command(flatten)]
@@ -103,13 +108,13 @@ pub struct BenchArgs {
 
 /// One case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Case {
-    work: Work,
-    depth: usize,
+pub struct Case {
+    pub work: Work,
+    pub depth: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Work {
+pub enum Work {
     Prompt(usize),
     Generate(usize),
 }
@@ -127,9 +132,17 @@ impl Case {
         }
     }
 
-    fn tokens(self) -> usize {
+    pub fn tokens(self) -> usize {
         match self.work {
             Work::Prompt(n) | Work::Generate(n) => n,
+        }
+    }
+
+    /// Does it, with `work` of the ids that [`work_of`] it, behind those before.
+    pub fn run(self, session: &mut Session<'_>, work: &[u32]) -> Result<(), engine::Error> {
+        match self.work {
+            Work::Prompt(n) => session.prefill(&work[..n], Wanted::Last),
+            Work::Generate(n) => work[..n].iter().try_for_each(|&id| session.decode(id)),
         }
     }
 
@@ -159,15 +172,15 @@ struct Report {
     experts: Option<experts::Report>,
 }
 
-#[derive(Serialize)]
-struct Measured {
-    case: String,
+#[derive(Debug, Serialize)]
+pub struct Measured {
+    pub case: String,
     tokens: usize,
     depth: usize,
-    tok_s: Vec<f64>,
-    median_tok_s: f64,
-    min_tok_s: f64,
-    max_tok_s: f64,
+    pub tok_s: Vec<f64>,
+    pub median_tok_s: f64,
+    pub min_tok_s: f64,
+    pub max_tok_s: f64,
     spread: f64,
 }
 
@@ -194,6 +207,17 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
     };
     if !args.tails.is_empty() || !args.place.is_empty() {
         return measure_placings(args, opened, common);
+    }
+    if !args.serve.is_empty() {
+        let plans = servings::plan(args, &opened, needed)?;
+        let loaded = opened.load_planned(plans[0].clone())?;
+        eprintln!("{}", loaded.loading.line(&loaded.model));
+        let rows = servings::measure(args, &loaded, &plans, &cases)?;
+        return if common.json {
+            print_json(&rows)
+        } else {
+            print(&servings::text(&rows))
+        };
     }
     let loaded = opened.load(&args.context, Need::Cells(needed))?;
     let model = &loaded.model;
@@ -272,17 +296,21 @@ fn cases(args: &BenchArgs) -> Vec<Case> {
     cases
 }
 
+/// The ids of a case, and of the context before it.
+pub fn work_of(model: &Model, case: Case) -> Vec<u32> {
+    let n_vocab = model.config().n_vocab;
+    // Any ids will do for a dense model; these touch rows all over the embedding.
+    let id = |i: usize| ((i * 7919 + 13) % n_vocab) as u32;
+    (0..case.cells()).map(id).collect()
+}
+
 fn measure(
     session: &mut Session<'_>,
     model: &Model,
     case: Case,
     args: &BenchArgs,
 ) -> Result<Measured> {
-    let n_vocab = model.config().n_vocab;
-    // Any ids will do for a dense model; these touch rows all over the embedding.
-    let ids: Vec<u32> = (0..case.cells())
-        .map(|i| ((i * 7919 + 13) % n_vocab) as u32)
-        .collect();
+    let ids = work_of(model, case);
     let (before, work) = ids.split_at(case.depth);
     session.truncate(0);
     match args.fill_kv {
@@ -299,17 +327,14 @@ fn measure(
         }
         session.truncate(case.depth);
         let begun = Instant::now();
-        match case.work {
-            Work::Prompt(n) => session.prefill(&work[..n], Wanted::Last)?,
-            Work::Generate(n) => work[..n].iter().try_for_each(|&id| session.decode(id))?,
-        }
+        case.run(session, work)?;
         tok_s.push(case.tokens() as f64 / begun.elapsed().as_secs_f64());
     }
     Ok(Measured::new(case, tok_s))
 }
 
 impl Measured {
-    fn new(case: Case, tok_s: Vec<f64>) -> Self {
+    pub fn new(case: Case, tok_s: Vec<f64>) -> Self {
         let mut sorted = tok_s.clone();
         sorted.sort_unstable_by(f64::total_cmp);
         let (min, max) = (sorted[0], sorted[sorted.len() - 1]);

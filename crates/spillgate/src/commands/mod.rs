@@ -13,6 +13,7 @@ pub mod replay;
 pub mod run;
 pub mod selftest;
 pub mod serve;
+mod servings;
 pub mod shell;
 pub mod tokenize;
 

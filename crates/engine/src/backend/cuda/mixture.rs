@@ -277,6 +277,9 @@ impl Cuda<'_> {
         let Some(mixtures) = &mut self.mixtures else {
             return Ok(());
         };
+        if let Some(placed) = &mixtures.placed {
+            placed.rouse(model);
+        }
         for index in 0..mixtures.lying.blobs.len() {
             let mixture = model.mixture(index);
             if let Some((placed, mut at)) = mixtures.placing(model, mixture, stream, start) {

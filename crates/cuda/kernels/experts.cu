@@ -4,6 +4,7 @@
 // last may have some to spare; a place is a row of the products' outputs, and with one or two passes a column or two of their inputs.
 //
 //   scores    router [E, D], x [T, D] of a few tokens -> parts of scores, a chunk of 512 values each (experts_route.cuh)
+//   normed_scores  the same of one token's norm(x + delta) * w, which is kept, as are its blocks
 //   ask       scores [E], x [D] of one token -> ids [used] and x in host memory, for whoever places experts or computes some; where they are
 //   route     scores [T, E] -> ids, weights [T, used]
 //   group     ids -> place [pairs]; pair [places], -1 to spare; experts [blocks]; count of blocks; each expert's pairs, to host memory
@@ -14,6 +15,7 @@
 #include "acts.cuh"
 #include "bells.cuh"
 #include "experts_route.cuh"
+#include "heads.cuh"
 #include "mma.cuh"
 
 namespace {
@@ -66,34 +68,123 @@ __device__ __forceinline__ float value(const __nv_bfloat16* p) { return __bfloat
 
 constexpr int SCORE_CHUNK = 512, SCORE_THREADS = 128;
 
+// A chain of products of a row, 16 values apart, with n fours of x, all in shared memory; the next ones are read while those before are added.
+template <class W> __device__ __forceinline__ float score_chain(const W* w, const float4* x, int n) {
+    constexpr int AHEAD = 4;
+    float acc = 0.0f, of_w[2][AHEAD][4];
+    float4 of_x[2][AHEAD];
+    auto read = [&](int set, int k) {
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            of_x[set][j] = x[k + j];
+#pragma unroll
+            for (int i = 0; i < 4; i++) of_w[set][j][i] = value(w + (k + j) * 64 + i * 16);
+        }
+    };
+    auto add = [&](const float (&v)[4], const float4& a) { acc = __fmaf_rn(v[3], a.w, __fmaf_rn(v[2], a.z, __fmaf_rn(v[1], a.y, __fmaf_rn(v[0], a.x, acc)))); };
+    const int whole = n / (2 * AHEAD) * (2 * AHEAD);
+    if (whole > 0) read(0, 0);
+#pragma unroll 1
+    for (int k = 0; k < whole; k += 2 * AHEAD) {
+        read(1, k + AHEAD);
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) add(of_w[0][j], of_x[0][j]);
+        read(0, min(k + 2 * AHEAD, whole - AHEAD));
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) add(of_w[1][j], of_x[1][j]);
+    }
+#pragma unroll 1
+    for (int k = whole; k < n; k++) {
+        const W* v = w + k * 64;
+        const float own[4] = {value(v), value(v + 16), value(v + 32), value(v + 48)};
+        add(own, x[k]);
+    }
+    return acc;
+}
+
 // All weights of the thread block are under way before the kernel ahead has ended; what takes time is the chain of 512 additions.
 template <class W> __device__ __forceinline__ void score_parts(const W* __restrict__ w, const float* x, float* y, int E, int K, int tokens) {
     extern __shared__ __align__(16) uint8_t room[];
     let_next_start();
     const int tile = blockIdx.x, chunk = blockIdx.y, k0 = chunk * SCORE_CHUNK, n = min(SCORE_CHUNK, K - k0), r = threadIdx.x % 16;
     const uint8_t* from = (const uint8_t*)(w + ((size_t)tile * K + k0) * 16);
+#pragma unroll 4
     for (int i = threadIdx.x * 16; i < n * 16 * (int)sizeof(W); i += SCORE_THREADS * 16) copy16(room + i, from + i);
     float* sx = (float*)(room + SCORE_CHUNK * 16 * sizeof(W));
     wait_for_previous();
-    for (int i = threadIdx.x; i < tokens * (n / 4); i += SCORE_THREADS) {
-        const int t = i / (n / 4), k = i % (n / 4) * 4;
-        copy16(sx + t * SCORE_CHUNK + k, x + (size_t)t * K + k0 + k);
-    }
+    for (int t = 0; t < tokens; t++)
+        for (int i = threadIdx.x * 4; i < n; i += SCORE_THREADS * 4) copy16(sx + t * SCORE_CHUNK + i, x + (size_t)t * K + k0 + i);
     copy_commit();
     copy_wait<0>();
     __syncthreads();
     const int row = tile * 16 + r;
     const W* own = (const W*)room + r;
     for (int t = threadIdx.x / 16; t < tokens; t += SCORE_THREADS / 16) {
-        const float4* own_x = (const float4*)(sx + t * SCORE_CHUNK);
-        float acc = 0.0f;
-#pragma unroll 4
-        for (int k = 0; k < n / 4; k++) {
-            const float4 a = own_x[k];
-            const W* v = own + k * 64;
-            acc = __fmaf_rn(value(v + 48), a.w, __fmaf_rn(value(v + 32), a.z, __fmaf_rn(value(v + 16), a.y, __fmaf_rn(value(v), a.x, acc))));
-        }
+        const float acc = score_chain(own, (const float4*)(sx + t * SCORE_CHUNK), n / 4);
         if (row < E) y[((size_t)t * gridDim.y + chunk) * E + row] = acc;
+    }
+}
+
+// What of a token is normed, and where everything that is made of it goes. x, delta, w, sum, normed [D]; delta, w, sum, normed and blocks may be null. Nobody
+// writes what others read: sum, x + delta, is neither of the two.
+struct Entry {
+    const float *x, *delta, *w;
+    float *sum, eps, *normed;
+    ActsOut blocks32, blocks256;
+};
+
+// Every thread block norms all of the token, and keeps a chunk of it; those of the first tile write it.
+template <class W> __device__ __forceinline__ void normed_score_parts(const W* __restrict__ w, const Entry& in, float* y, int E, int K) {
+    extern __shared__ __align__(16) uint8_t room[];
+    __shared__ float factor;
+    let_next_start();
+    const int tile = blockIdx.x, chunk = blockIdx.y, k0 = chunk * SCORE_CHUNK, n = min(SCORE_CHUNK, K - k0);
+    const uint8_t* from = (const uint8_t*)(w + ((size_t)tile * K + k0) * 16);
+#pragma unroll 4
+    for (int i = threadIdx.x * 16; i < n * 16 * (int)sizeof(W); i += SCORE_THREADS * 16) copy16(room + i, from + i);
+    copy_commit();
+    float* row = (float*)(room + SCORE_CHUNK * 16 * sizeof(W));
+    // The thread's own four values of the chunk.
+    const int own = k0 / 4 + threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, e = tile * 16 + lane;
+    const bool live = (int)threadIdx.x < n / 4;
+    const float4 by = in.w != nullptr && live ? ((const float4*)in.w)[own] : make_float4(1, 1, 1, 1);
+    // In a rehearsal the beginning of the chain, only.
+#pragma unroll 1
+    for (int turn = REHEARSAL; turn < 2; turn++) {
+        const bool counts = turn == 1, writes = counts && tile == 0;
+        if (counts) wait_for_previous();
+#pragma unroll 4
+        for (int i = threadIdx.x; i < K / 4; i += SCORE_THREADS) {
+            float4 v = __ldcg((const float4*)in.x + i);
+            if (in.delta != nullptr) {
+                const float4 z = __ldcg((const float4*)in.delta + i);
+                v = make_float4(v.x + z.x, v.y + z.y, v.z + z.z, v.w + z.w);
+            }
+            ((float4*)row)[i] = v;
+        }
+        const float g = block_inverse_rms(row, K, in.eps, &factor);
+        float4 v = make_float4(0, 0, 0, 0);
+        if (live) {
+            v = ((float4*)row)[own];
+            if (writes && in.sum != nullptr) ((float4*)in.sum)[own] = v;
+            v = make_float4(v.x * g * by.x, v.y * g * by.y, v.z * g * by.z, v.w * g * by.w);
+            ((float4*)row)[own] = v;
+            if (writes && in.normed != nullptr) ((float4*)in.normed)[own] = v;
+        }
+        if (writes && in.blocks32.q != nullptr) emit_32(in.blocks32, v, 0, own / 8, own % 8, live);
+        if (counts) copy_wait<0>();
+        __syncthreads();
+        if (warp == 0 && lane < 16 && e < E) {
+            const float sum = score_chain((const W*)room + lane, (const float4*)(row + k0), counts ? n / 4 : min(n / 4, 8));
+            *(counts ? y + chunk * E + e : &factor) = sum;
+        }
+        if (warp > 0 && writes && in.blocks256.q != nullptr)
+            for (int block = k0 / 256 + warp - 1; block < (k0 + n) / 256; block += SCORE_THREADS / 32 - 1) {
+                const float4* at = (const float4*)(row + block * 256);
+                float4 x[2] = {at[lane], at[lane + 32]};
+                emit_256(in.blocks256, x, 0, block);
+            }
+        __syncthreads();
     }
 }
 
@@ -105,6 +196,17 @@ extern "C" __global__ void __launch_bounds__(SCORE_THREADS) scores_f16(const __h
 extern "C" __global__ void __launch_bounds__(SCORE_THREADS) scores_bf16(const __nv_bfloat16* w, const float* x, float* y, int E, int K, int tokens) {
     score_parts(w, x, y, E, K, tokens);
 }
+
+// One token's, of norm(x + delta) * w; y [chunks, E], the rest as Entry says. Dynamic shared memory: a chunk of a tile, and the token.
+#define NORMED_SCORES(NAME, W)                                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(SCORE_THREADS) NAME(const W* router, const float* x, const float* delta, const float* w, float* sum, float eps, \
+                                                                     float* normed, float* y, int E, int K, uint32_t* q32, int2* meta, uint32_t* q256,        \
+                                                                     float* d256, __half* s16) {                                                             \
+        normed_score_parts(router, Entry{x, delta, w, sum, eps, normed, {q32, meta, nullptr, nullptr, K, 1}, {q256, nullptr, d256, s16, K, 1}}, y, E, K);       \
+    }
+NORMED_SCORES(normed_scores_f32, float)
+NORMED_SCORES(normed_scores_f16, __half)
+NORMED_SCORES(normed_scores_bf16, __nv_bfloat16)
 
 // grid: ceil(T / ROUTE_WARPS). Dynamic shared memory, for each warp: RouteRoom, and weights [used], or [groups_used] if those are more.
 extern "C" __global__ void __launch_bounds__(32 * ROUTE_WARPS) route(const float* z, ROUTING_PARAMETERS, int tokens, int* ids, float* weights) {
@@ -129,10 +231,16 @@ extern "C" __global__ void __launch_bounds__(ASK_THREADS) ask(const float* z, RO
     __shared__ bool is_there;
     float* weights = (float*)(room + RouteRoom::bytes(experts));
     int* ids = (int*)(weights + max(used, groups_used));
-    wait_for_previous();
-    let_next_start();
-    for (int i = threadIdx.x; i < D / 4; i += ASK_THREADS) ((float4*)x_told)[i] = ((const float4*)x)[i];
-    choose(ROUTING, scores_of(ROUTING, z, 0), RouteRoom(room, experts), ids, weights);
+#pragma unroll 1
+    for (int turn = REHEARSAL; turn < 2; turn++) {
+        if (turn == 1) {
+            wait_for_previous();
+            let_next_start();
+            for (int i = threadIdx.x; i < D / 4; i += ASK_THREADS) ((float4*)x_told)[i] = ((const float4*)x)[i];
+        }
+        note_scores(ROUTING, scores_of(ROUTING, z, 0), RouteRoom(room, experts));
+        choose<Chosen::IDS>(ROUTING, scores_of(ROUTING, z, 0), RouteRoom(room, experts), ids, weights);
+    }
     for (int j = threadIdx.x; j < used; j += ASK_THREADS) told[j] = ids[j];
     if (threadIdx.x == 0) *flag = 0;
     __threadfence_system();

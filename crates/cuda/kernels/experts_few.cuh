@@ -48,40 +48,33 @@ template <class F, int C> struct InShared {
     }
 };
 
-// n blocks of a tile, from number `first` of K on, times C columns. acc as block32 and end256 have it.
-template <class F, int C> __device__ __forceinline__ void multiply(const uint8_t* piece, int first, int n, const InShared<F, C>& act, float (&acc)[4]) {
+// n blocks of a tile, from number `first` of K on, times C columns (one or two): to the 16 rows of each column, `to` [C][16].
+template <class F, int C> __device__ __forceinline__ void multiply(const uint8_t* piece, int first, int n, const InShared<F, C>& act, float* to) {
     using U = Unit<F>;
-    const int lane = threadIdx.x % 32, gid = lane / 4, tig = lane % 4, at = tig * 64 + gid * 8, column = min(gid, C - 1);
-    const uint8_t* own_q = act.q + column * 32 + tig * 8;
+    const int lane = threadIdx.x % 32, gid = lane / 4, tig = lane % 4;
+    float acc[4] = {};
     if constexpr (F::LEN == 32) {
+        const uint8_t* own_q = act.q + min(gid, C - 1) * 32 + tig * 8;
 #pragma unroll 4
         for (int u = 0; u < n; u++) {
             const uint8_t* b = piece + u * U::BLOCK;
             const int run = first + u;
             uint32_t a[4];
-            F::codes(b, 0, at, gid, tig, a);
+            F::codes(b, 0, tig * 64 + gid * 8, gid, tig, a);
             block32<F, C>(a, F::d(b, gid), F::m(b, gid), *(const uint2*)(own_q + run * C * 32), (const int2*)act.meta + run * C, acc);
         }
+        if (tig == 0) {
+#pragma unroll
+            for (int c = 0; c < C; c++) *(float2*)(to + c * 16 + 2 * gid) = make_float2(acc[c], acc[2 + c]);
+        }
     } else {
-        const uint8_t* own_sums = act.meta + column * 32 + tig * 8;
+        const one::Mine<C> mine(gid);
 #pragma unroll 1
         for (int u = 0; u < n; u++) {
-            const uint8_t* b = piece + u * U::BLOCK;
             const int block = first + u;
-            int sum[4] = {};
-#pragma unroll
-            for (int run = 0; run < 8; run++) {
-                uint32_t a[4];
-                int2 scale[2];
-                F::codes(b, run, at, gid, tig, a);
-                scales256<F>(b, run, gid, scale);
-                run256<F, C>(a, scale, *(const uint2*)(own_q + (block * 8 + run) * C * 32), sum);
-            }
-            uint32_t extra[4];
-            uint2 s16 = make_uint2(0, 0);
-            if constexpr (U::SUMS) extras<F>(b, gid, tig, extra), s16 = *(const uint2*)(own_sums + block * C * 32);
-            end256<F, C>(extra, F::d(b, gid), F::m(b, gid), s16, act.d + block * C, sum, acc);
+            one::block256<F, C>(piece + u * U::BLOCK, act.q + block * C * 256, act.meta + block * C * 32, act.d + block * C, mine, gid, tig, acc[0]);
         }
+        if (C == 2 || tig < 2) to[tig / 2 * 16 + 2 * gid + tig % 2] = acc[0];
     }
 }
 
@@ -102,22 +95,21 @@ struct Choice {
 
 __device__ __forceinline__ const float* floats(const uint8_t* blob, uint32_t at) { return (const float*)(blob + at); }
 
-// A warp's ring of whole units.
+// Rings of whole units, n stages a warp: where no more units are than stages of all, each has its own.
 template <class F> struct Ring {
-    uint8_t* stages;
+    uint8_t* smem;
     uint64_t* barriers;
     int n;
 
-    __device__ __forceinline__ Ring(uint8_t* smem, int n) : n(n) {
-        const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
-        stages = smem + (size_t)warp * n * Unit<F>::BYTES;
-        barriers = (uint64_t*)(smem + (size_t)warps * n * Unit<F>::BYTES) + warp * n;
-        if (threadIdx.x % 32 == 0)
-            for (int s = 0; s < n; s++) barrier_new(barriers + s);
+    static __device__ __forceinline__ int places(int n, int units) { return min(units, (int)blockDim.x / 32 * n); }
+    static __device__ __forceinline__ uint8_t* end(uint8_t* smem, int n, int units) { return smem + (size_t)places(n, units) * (Unit<F>::BYTES + 16); }
+
+    __device__ __forceinline__ Ring(uint8_t* smem, int n, int units) : smem(smem), barriers((uint64_t*)(smem + (size_t)places(n, units) * Unit<F>::BYTES)), n(n) {
+        for (int i = threadIdx.x; i < places(n, units); i += blockDim.x) barrier_new(barriers + i);
         barriers_seen();
-        __syncwarp();
+        __syncthreads();
     }
-    static __device__ __forceinline__ uint8_t* end(uint8_t* smem, int n) { return smem + (size_t)(blockDim.x / 32) * n * (Unit<F>::BYTES + 16); }
+    __device__ __forceinline__ int place(int stage) const { return stage * (blockDim.x / 32) + threadIdx.x / 32; }
 };
 
 // A unit: whose it is, its chunk and blocks, and where it begins in its blob.
@@ -143,22 +135,26 @@ template <class F> struct Units {
             const uint8_t* blob = choice.blob(unit.j);
             next += blockDim.x / 32;
             if (blob == nullptr) continue;
-            copy_stage(ring.stages + stage * Unit<F>::BYTES, blob + unit.at, unit.blocks * Unit<F>::BLOCK, ring.barriers + stage);
+            const int place = ring.place(stage);
+            copy_stage(ring.smem + place * Unit<F>::BYTES, blob + unit.at, unit.blocks * Unit<F>::BLOCK, ring.barriers + place);
             return;
         }
     }
     __device__ __forceinline__ void begin() {
         for (int s = 0; s < ring.n; s++) fetch(s);
     }
-    template <class Use> __device__ __forceinline__ void all(Use use) {
+    // In a rehearsal (experts_route.cuh) it is called for the first one, with whatever is there.
+    template <class Use> __device__ __forceinline__ void all(bool counts, Use use) {
         int stage = 0;
         uint32_t parity = 0;
 #pragma unroll 1
         for (int u = threadIdx.x / 32; u < units; u += blockDim.x / 32) {
             const UnitAt unit = list[u];
             if (choice.blob(unit.j) == nullptr) continue;
-            barrier_wait(ring.barriers + stage, parity);
-            use(u, unit, ring.stages + stage * Unit<F>::BYTES);
+            const int place = ring.place(stage);
+            if (counts) barrier_wait(ring.barriers + place, parity);
+            use(u, unit, ring.smem + place * Unit<F>::BYTES);
+            if (!counts) return;
             __syncwarp();
             fetch(stage);
             if (++stage == ring.n) stage = 0, parity ^= 1;
@@ -173,11 +169,11 @@ __device__ __forceinline__ void gate_up(const float* z, const Routing& r, const 
                                         const Acts& act, int K, int FF, int f, float* y, int per, int stages) {
     using U = Unit<F>;
     extern __shared__ __align__(128) uint8_t smem[];
-    const int lane = threadIdx.x % 32, gid = lane / 4, tig = lane % 4, t = blockIdx.y;
+    const int t = blockIdx.y;
     const int runs = K / 32, blocks = K / F::LEN, chunks = (K + CHUNK - 1) / CHUNK, tiles = FF / 16;
     const int first = blockIdx.x * per, pairs = min(per, r.used * tiles - first), all = pairs * 2 * chunks;
-    const Ring<F> ring(smem, stages);
-    const InShared<F, 1> own(Ring<F>::end(smem, stages), K);
+    const Ring<F> ring(smem, stages, all);
+    const InShared<F, 1> own(Ring<F>::end(smem, stages, all), K);
     float* part = (float*)own.end;
     const Choice choice(part + per * 2 * chunks * 16, r);
     UnitAt* list = (UnitAt*)choice.end;
@@ -187,55 +183,71 @@ __device__ __forceinline__ void gate_up(const float* z, const Routing& r, const 
         const uint32_t tile_at = (uint32_t)((pair - j * tiles) * blocks + chunk * U::PER) * U::BLOCK;
         list[u] = {(u / chunks % 2 ? up_at : 0) + tile_at, (uint16_t)j, (uint8_t)chunk, (uint8_t)min(U::PER, blocks - chunk * U::PER)};
     }
-    wait_for_previous();
-    let_next_start();
-    for (int e = threadIdx.x; e < r.experts; e += blockDim.x) choice.blobs[e] = blobs[e];
-    const int group = t / 8, column = t % 8;
-    for (int i = threadIdx.x; i < runs * 2; i += blockDim.x) copy16(own.q + i * 16, (const uint8_t*)act.q + ((size_t)group * runs + i / 2) * 256 + column * 32 + i % 2 * 16);
-    if constexpr (F::LEN == 32) {
-        for (int i = threadIdx.x; i < runs; i += blockDim.x) copy_small<8>(own.meta + i * 8, act.meta + ((size_t)group * runs + i) * 8 + column);
-    } else {
-        for (int i = threadIdx.x; i < blocks; i += blockDim.x) copy_small<4>(own.d + i, act.d + ((size_t)group * blocks + i) * 8 + column);
-        if constexpr (U::SUMS)
-            for (int i = threadIdx.x; i < blocks * 2; i += blockDim.x)
-                copy16(own.meta + i * 16, (const uint8_t*)act.s16 + ((size_t)group * blocks + i / 2) * 256 + column * 32 + i % 2 * 16);
-    }
-    copy_commit();
-    choose(r, scores_of(r, z, t), choice.room, choice.ids, choice.weights);
-    Units<F> units(ring, choice, list, all);
-    units.begin();
-    copy_wait<0>();
-    __syncthreads();
-    units.all([&](int u, const UnitAt& unit, const uint8_t* piece) {
-        float acc[4] = {};
-        multiply<F, 1>(piece, unit.chunk * U::PER, unit.blocks, own, acc);
-        if (tig == 0) *(float2*)(part + u * 16 + 2 * gid) = make_float2(acc[0], acc[2]);
-    });
-    __syncthreads();
-    for (int i = threadIdx.x; i < pairs * 16; i += blockDim.x) {
-        const int pair = first + i / 16, j = list[i / 16 * 2 * chunks].j;
-        const uint8_t* blob = choice.blob(j);
-        if (blob == nullptr) continue;
-        float of[2];
-#pragma unroll
-        for (int m = 0; m < 2; m++) {
-            const float* from = part + (i / 16 * 2 + m) * chunks * 16 + i % 16;
-            of[m] = from[0];
-#pragma unroll 4
-            for (int c = 1; c < chunks; c++) of[m] = __fadd_rn(of[m], from[c * 16]);
+#pragma unroll 1
+    for (int turn = gridDim.y == 1 ? REHEARSAL : 1; turn < 2; turn++) {
+        const bool counts = turn == 1;
+        if (counts) {
+            wait_for_previous();
+            let_next_start();
+            const int group = t / 8, column = t % 8;
+#pragma unroll 1
+            for (int i = threadIdx.x; i < runs * 2; i += blockDim.x) copy16(own.q + i * 16, (const uint8_t*)act.q + ((size_t)group * runs + i / 2) * 256 + column * 32 + i % 2 * 16);
+            if constexpr (F::LEN == 32) {
+#pragma unroll 1
+                for (int i = threadIdx.x; i < runs; i += blockDim.x) copy_small<8>(own.meta + i * 8, act.meta + ((size_t)group * runs + i) * 8 + column);
+            } else {
+#pragma unroll 1
+                for (int i = threadIdx.x; i < blocks; i += blockDim.x) copy_small<4>(own.d + i, act.d + ((size_t)group * blocks + i) * 8 + column);
+                if constexpr (U::SUMS)
+#pragma unroll 1
+                    for (int i = threadIdx.x; i < blocks * 2; i += blockDim.x)
+                        copy16(own.meta + i * 16, (const uint8_t*)act.s16 + ((size_t)group * blocks + i / 2) * 256 + column * 32 + i % 2 * 16);
+            }
+            copy_commit();
         }
-        const int row = (pair - j * tiles) * 16 + i % 16;
-        if (gate_bias_at != 0) of[0] = __fadd_rn(of[0], floats(blob, gate_bias_at)[row]), of[1] = __fadd_rn(of[1], floats(blob, up_bias_at)[row]);
-        y[((size_t)t * r.used + j) * FF + row] = gated_value(f, of[0], of[1]);
+        note_scores(r, scores_of(r, z, t), choice.room, blobs, choice.blobs);
+        choose<Chosen::IDS>(r, scores_of(r, z, t), choice.room, choice.ids, choice.weights);
+        Units<F> units(ring, choice, list, all);
+        if (counts) units.begin();
+        copy_wait<0>();
+        __syncthreads();
+        units.all(counts, [&](int u, const UnitAt& unit, const uint8_t* piece) {
+            multiply<F, 1>(piece, unit.chunk * U::PER, unit.blocks, own, part + u * 16);
+        });
+        __syncthreads();
+#pragma unroll 1
+        for (int i = threadIdx.x; i < pairs * 16; i += blockDim.x) {
+            const int pair = first + i / 16, j = list[i / 16 * 2 * chunks].j;
+            const uint8_t* blob = choice.blob(j);
+            if (blob == nullptr) continue;
+            float of[2];
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                const float* from = part + (i / 16 * 2 + m) * chunks * 16 + i % 16;
+                of[m] = from[0];
+#pragma unroll 4
+                for (int c = 1; c < chunks; c++) of[m] = __fadd_rn(of[m], from[c * 16]);
+            }
+            const int row = (pair - j * tiles) * 16 + i % 16;
+            if (gate_bias_at != 0 && counts) of[0] = __fadd_rn(of[0], floats(blob, gate_bias_at)[row]), of[1] = __fadd_rn(of[1], floats(blob, up_bias_at)[row]);
+            float* to = counts ? y + ((size_t)t * r.used + j) * FF + row : part + i;
+            *to = gated_value(f, of[0], of[1]);
+        }
     }
 }
 
 // A block of the values of an expert's gated row, quantised to where `multiply` reads it; the codes are those of acts.cuh.
-template <class F> __device__ __forceinline__ void quantise_block(const InShared<F, Unit<F>::DOWN>& to, const float* x, int i, bool live) {
+//
+// Values that a lane holds of it: of blocks of 32, which are 8 lanes each, i counts fours; of blocks of 256, a warp each, blocks.
+template <class F> using Held = float4[F::LEN == 32 ? 1 : 2];
+template <class F> __device__ __forceinline__ void hold(const float* x, int i, bool live, Held<F>& v) {
+    const float4* from = (const float4*)x + (F::LEN == 32 ? i : i * 64 + (int)threadIdx.x % 32);
+#pragma unroll
+    for (int w = 0; w < (F::LEN == 32 ? 1 : 2); w++) v[w] = live ? from[32 * w] : make_float4(0, 0, 0, 0);
+}
+template <class F> __device__ __forceinline__ void quantise_block(const InShared<F, Unit<F>::DOWN>& to, Held<F>& v, int i, bool live) {
     const int lane = threadIdx.x % 32;
     if constexpr (F::LEN == 32) {
-        // 8 lanes a block, 4 values a lane: i counts fours.
-        float4 v[1] = {live ? *(const float4*)(x + 4 * i) : make_float4(0, 0, 0, 0)};
         uint32_t amax = largest_bits(v), word[1];
         int sum[1];
         for (int s = 1; s < 8; s *= 2) amax = max(amax, __shfl_xor_sync(~0u, amax, s));
@@ -247,9 +259,7 @@ template <class F> __device__ __forceinline__ void quantise_block(const InShared
         *(uint32_t*)(to.q + run * 32 + group % 4 * 8 + group / 4 * 4) = word[0];
         if (group == 0) ((int2*)to.meta)[run] = make_int2(all, __float_as_int(d));
     } else {
-        // A warp a block: i counts blocks.
-        const float4* from = (const float4*)(x + i * 256);
-        float4 v[2] = {from[lane], from[lane + 32]};
+        if (!live) return;
 #pragma unroll
         for (int p = 0; p < 2; p++) {
             uint32_t amax = largest_bits(v), word[2];
@@ -306,51 +316,53 @@ __device__ __forceinline__ void down(const float* z, const Routing& r, const uin
     using U = Unit<F>;
     constexpr int C = U::DOWN;
     extern __shared__ __align__(128) uint8_t smem[];
-    const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32, gid = lane / 4, tig = lane % 4, tile = blockIdx.x, t = blockIdx.y;
+    const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x, t = blockIdx.y;
     const int blocks = FF / F::LEN, chunks = (FF + CHUNK - 1) / CHUNK;
-    const Ring<F> ring(smem, stages);
-    uint8_t* acts = Ring<F>::end(smem, stages);
+    uint8_t* acts = Ring<F>::end(smem, stages, r.used * chunks);
     const int acts_bytes = (int)(InShared<F, C>(acts, FF).end - acts);
     float* part = (float*)(acts + (size_t)r.used * acts_bytes);
     float* out = part + r.used * chunks * C * 16;
     const Choice choice(out + r.used * 16, r);
-    for (int e = threadIdx.x; e < r.experts; e += blockDim.x) choice.blobs[e] = blobs[e];
+    // First of all, before gate_up has filled the memory's queues.
+    note_scores(r, scores_of(r, z, t), choice.room, blobs, choice.blobs);
+    const Ring<F> ring(smem, stages, r.used * chunks);
     UnitAt* list = (UnitAt*)choice.end;
     for (int u = threadIdx.x; u < r.used * chunks; u += blockDim.x) {
         const int j = u / chunks, chunk = u - j * chunks;
         list[u] = {down_at + (uint32_t)(tile * blocks + chunk * U::PER) * U::BLOCK, (uint16_t)j, (uint8_t)chunk, (uint8_t)min(U::PER, blocks - chunk * U::PER)};
     }
-    const bool is_weighed = choose(r, scores_of(r, z, t), choice.room, choice.ids, choice.weights);
+    const bool is_weighed = choose<Chosen::WEIGHTS>(r, scores_of(r, z, t), choice.room, choice.ids, choice.weights);
     Units<F> units(ring, choice, list, r.used * chunks);
     units.begin();
     if (warp == 0) {
-        if (!is_weighed) weigh(r, choice.room, choice.weights);
+        if (!is_weighed) weigh(r, choice.room, choice.ids, choice.weights);
         if (tile == 0)
             for (int j = lane; j < r.used; j += 32) ids[t * r.used + j] = choice.ids[j], weights[t * r.used + j] = choice.weights[j];
     }
+    const float* rows = x + (size_t)t * r.used * FF;
     wait_for_previous();
     let_next_start();
-    const float* rows = x + (size_t)t * r.used * FF;
-    if constexpr (F::LEN == 32) {
-        const int fours = FF / 4, all = r.used * fours;
-        for (int i = threadIdx.x; i < (all + 31) / 32 * 32; i += blockDim.x) {
-            const int j = min(i / fours, r.used - 1);
-            quantise_block<F>(InShared<F, C>(acts + j * acts_bytes, FF), rows + (size_t)j * FF, i - j * fours, i < all && choice.blob(j) != nullptr);
+    // Fours, or blocks, of all experts, one or two of a lane on their way together.
+    constexpr int AHEAD = 2, PIECE = F::LEN == 32 ? 4 : 256;
+    const int each = FF / PIECE, all = r.used * each, own = F::LEN == 32 ? threadIdx.x : warp, step = F::LEN == 32 ? blockDim.x : warps;
+    const int end = F::LEN == 32 ? (all + 31) / 32 * 32 : all;
+    for (int first = own; first < end; first += AHEAD * step) {
+        Held<F> v[AHEAD];
+        int j[AHEAD];
+        bool live[AHEAD];
+#pragma unroll
+        for (int h = 0; h < AHEAD; h++) {
+            const int i = first + h * step;
+            j[h] = min(i / each, r.used - 1), live[h] = i < all && choice.blob(j[h]) != nullptr;
+            hold<F>(rows, i, live[h], v[h]);
         }
-    } else {
-        for (int i = warp; i < r.used * blocks; i += warps) {
-            const int j = i / blocks;
-            if (choice.blob(j) != nullptr) quantise_block<F>(InShared<F, C>(acts + j * acts_bytes, FF), rows + (size_t)j * FF, i % blocks, true);
-        }
+#pragma unroll
+        for (int h = 0; h < AHEAD; h++)
+            if (first + h * step < end) quantise_block<F>(InShared<F, C>(acts + j[h] * acts_bytes, FF), v[h], first + h * step - j[h] * each, live[h]);
     }
     __syncthreads();
-    units.all([&](int u, const UnitAt& unit, const uint8_t* piece) {
-        float acc[4] = {};
-        multiply<F, C>(piece, unit.chunk * U::PER, unit.blocks, InShared<F, C>(acts + unit.j * acts_bytes, FF), acc);
-        if (tig == 0) {
-#pragma unroll
-            for (int c = 0; c < C; c++) *(float2*)(part + (u * C + c) * 16 + 2 * gid) = make_float2(acc[c], acc[2 + c]);
-        }
+    units.all(true, [&](int u, const UnitAt& unit, const uint8_t* piece) {
+        multiply<F, C>(piece, unit.chunk * U::PER, unit.blocks, InShared<F, C>(acts + unit.j * acts_bytes, FF), part + u * C * 16);
     });
     if (foreign.bell != nullptr && threadIdx.x == 0) {
         bool is_any = false;

@@ -6,6 +6,15 @@
 
 #include "gates.cuh"
 
+// A rehearsal: a kernel of one token does what follows its wait for the kernel ahead before it, too, for nothing: with whatever lies there, without waiting
+// for copies, and without results. Instructions are at hand then when it counts. What the kernel ahead writes may be read, past the first-level cache
+// alone. `for (turn = REHEARSAL; turn < 2; turn++)`: the last one counts. Where kernels do not start ahead of their turn there is none.
+#if __CUDA_ARCH__ >= 900
+constexpr int REHEARSAL = 0;
+#else
+constexpr int REHEARSAL = 1;
+#endif
+
 struct Routing {
     int experts, used;
     int weighing;  // 0 softmax of all, 1 softmax of the chosen, 2 sigmoid, 3 sigmoid over its sum
@@ -21,11 +30,19 @@ struct Routing {
 
 // The parts of a token's scores: [T, parts, E].
 __device__ __forceinline__ const float* scores_of(const Routing& r, const float* z, int t) { return z + (size_t)t * r.parts * r.experts; }
-// Not taken from the first-level cache: a kernel may read scores before it has waited for the one ahead.
+// Not taken from the first-level cache: a kernel may read scores before it has waited for the one ahead. Parts are on their way together.
 __device__ __forceinline__ float score(const Routing& r, const float* z, int e) {
-    float sum = __ldcg(z + e);
-    for (int p = 1; p < r.parts; p++) sum = __fadd_rn(sum, __ldcg(z + p * r.experts + e));
-    return r.bias != nullptr ? __fadd_rn(sum, r.bias[e]) : sum;
+    constexpr int AHEAD = 8;
+    float part[AHEAD];
+#pragma unroll
+    for (int p = 0; p < AHEAD; p++) part[p] = p < r.parts ? __ldcg(z + p * r.experts + e) : 0.0f;
+    const float bias = r.bias != nullptr ? r.bias[e] : 0.0f;
+    float sum = part[0];
+#pragma unroll
+    for (int p = 1; p < AHEAD; p++)
+        if (p < r.parts) sum = __fadd_rn(sum, part[p]);
+    for (int p = AHEAD; p < r.parts; p++) sum = __fadd_rn(sum, __ldcg(z + p * r.experts + e));
+    return r.bias != nullptr ? __fadd_rn(sum, bias) : sum;
 }
 
 // The order of scores: NaN is below every number, both zeros are one. Never 0, which is what has been taken.
@@ -109,11 +126,12 @@ __device__ __forceinline__ void keep_best_groups(const Routing& r, const RouteRo
     __syncwarp();
 }
 
-// From exponentials or sigmoids of the chosen, of which room.s has those of all where they are summed, to their weights. By one warp.
-__device__ __forceinline__ void weigh(const Routing& r, const RouteRoom& room, float* weights) {
+// From exponentials or sigmoids, of the chosen (`weights`) or, where all are summed, of all (room.s), to the weights of `ids`. By one warp.
+__device__ __forceinline__ void weigh(const Routing& r, const RouteRoom& room, const int* ids, float* weights) {
     const int lane = threadIdx.x % 32;
+    const bool is_of_all = r.weighing == 0;
     float sum = 0.0f;
-    if (r.weighing == 0) {
+    if (is_of_all) {
         if (lane < 16)
             for (int e = lane; e < r.experts; e += 16) sum = sum + room.s[e];
         sum = __shfl_sync(~0u, math::sum_lanes(sum), 0);
@@ -123,7 +141,7 @@ __device__ __forceinline__ void weigh(const Routing& r, const RouteRoom& room, f
     }
     __syncwarp();
     for (int j = lane; j < r.used; j += 32) {
-        const float w = r.weighing == 2 ? weights[j] : weights[j] / sum;
+        const float own = is_of_all ? room.s[ids[j]] : weights[j], w = r.weighing == 2 ? own : own / sum;
         weights[j] = w * r.scale;
     }
     __syncwarp();
@@ -160,8 +178,6 @@ __device__ __forceinline__ void route(const Routing& r, const float* z, const Ro
     __syncwarp();
     if (is_of_all) {
         for (int e = lane; e < r.experts; e += 32) room.s[e] = of(room.s[e]);
-        __syncwarp();
-        for (int j = lane; j < r.used; j += 32) weights[j] = room.s[ids[j]];
     } else {
         if (is_softmax) {
             m = -INFINITY;
@@ -172,51 +188,76 @@ __device__ __forceinline__ void route(const Routing& r, const float* z, const Ro
         for (int j = lane; j < r.used; j += 32) weights[j] = of(room.s[ids[j]]);
     }
     __syncwarp();
-    weigh(r, room, weights);
+    weigh(r, room, ids, weights);
 }
 
-// The experts of a token to ids, by a whole thread block: a thread looks at an expert, and counts those that come before it. Whether the weights are
-// done; else they are exponentials or sigmoids, and `weigh` is still to follow. 16 bytes divide the room's place.
-__device__ __forceinline__ bool choose(const Routing& r, const float* z, const RouteRoom& room, int* ids, float* weights) {
-    __shared__ uint32_t masks[32];
+// What `choose` is asked for besides ids: nothing, or what `weigh` makes weights of.
+enum class Chosen { IDS, WEIGHTS };
+
+// What `choose` goes by, read by a whole thread block: a token's scores, and `blobs` [experts] to `to`, if they are wanted.
+__device__ __forceinline__ void note_scores(const Routing& r, const float* z, const RouteRoom& room, const uint64_t* blobs = nullptr, uint64_t* to = nullptr) {
+#pragma unroll 1
+    for (int e = threadIdx.x; e < RouteRoom::fours(r.experts); e += blockDim.x) {
+        const bool is_one = e < r.experts;
+        const uint64_t blob = blobs != nullptr && is_one ? __ldcg(blobs + e) : 0;
+        const float x = is_one ? score(r, z, e) : 0.0f;
+        room.s[e] = x, room.keys[e] = is_one ? score_key(x) : 0u;
+        if (blobs != nullptr) to[e] = blob;
+    }
+}
+
+// The experts of a token whose scores are noted to ids [used], by a whole thread block: SHARE threads look at an expert, and count those that come
+// before it. Whether the weights are done, too; else `weigh` is still to follow. 16 bytes divide the room's place.
+template <Chosen WHAT> __device__ __forceinline__ bool choose(const Routing& r, const float* z, const RouteRoom& room, int* ids, float* weights) {
+    constexpr int SHARE = 4;
     __shared__ float largest;
     if (r.groups > 0) {
+        __syncthreads();
         if (threadIdx.x < 32) route(r, z, room, ids, weights);
         __syncthreads();
         return true;
     }
-    const int lane = threadIdx.x % 32, all = (r.experts + 31) / 32 * 32, fours = RouteRoom::fours(r.experts) / 4;
-    for (int e = threadIdx.x; e < 4 * fours; e += blockDim.x) {
-        const float x = e < r.experts ? score(r, z, e) : 0.0f;
-        room.s[e] = x, room.keys[e] = e < r.experts ? score_key(x) : 0u;
-    }
+    const int fours = RouteRoom::fours(r.experts) / 4;
     __syncthreads();
-    for (int e = threadIdx.x; e < all; e += blockDim.x) {
-        const uint32_t own = e < r.experts ? room.keys[e] : 0u;
+    // In the order of scores first, where the weights will be.
+    int* order = (int*)weights;
+    const int part = threadIdx.x % SHARE, step = blockDim.x / SHARE, rounds = (r.experts + step - 1) / step;
+    for (int n = 0, e = threadIdx.x / SHARE; n < rounds; n++, e += step) {
+        const bool is_one = e < r.experts;
+        const uint32_t own = is_one ? room.keys[e] : ~0u;
         int before = 0;
 #pragma unroll 4
-        for (int i = 0; i < fours; i++) {
+        for (int i = part; i < fours; i += SHARE) {
             const uint4 k = ((const uint4*)room.keys)[i];
-            before += (k.x > own || (k.x == own && 4 * i < e)) + (k.y > own || (k.y == own && 4 * i + 1 < e));
-            before += (k.z > own || (k.z == own && 4 * i + 2 < e)) + (k.w > own || (k.w == own && 4 * i + 3 < e));
+            // Of equal ones the lower numbers come before; no expert's key is 0.
+            const uint32_t over = own - (4 * i + 3 < e);
+            before += (k.x > over) + (k.y > over) + (k.z > over) + (k.w > over);
+            if (i == e / 4) before += (e % 4 > 0 && k.x == own) + (e % 4 > 1 && k.y == own) + (e % 4 > 2 && k.z == own);
         }
-        const bool is_live = e < r.experts;
-        const uint32_t mask = __ballot_sync(~0u, is_live && before < r.used);
-        if (lane == 0) masks[e / 32] = mask;
-        if (is_live && before == 0) largest = room.s[e];
+        for (int s = 1; s < SHARE; s *= 2) before += __shfl_xor_sync(~0u, before, s);
+        if (is_one && part == 0 && before < r.used) {
+            order[before] = e;
+            if (before == 0) largest = room.s[e];
+        }
     }
     __syncthreads();
+    const bool is_softmax = r.weighing < 2;
     const float m = largest;
-    for (int e = threadIdx.x; e < r.experts; e += blockDim.x) {
-        const uint32_t mask = masks[e / 32];
-        const bool is_chosen = mask >> lane & 1;
-        if (!is_chosen && r.weighing != 0) continue;
-        const float x = room.s[e], value = r.weighing < 2 ? math::exp(x - m) : sigmoid(x);
-        room.s[e] = value;
-        if (!is_chosen) continue;
-        int at = __popc(mask & ((1u << lane) - 1));
-        for (int i = 0; i < e / 32; i++) at += __popc(masks[i]);
-        ids[at] = e, weights[at] = value;
+    auto of = [&](float x) { return is_softmax ? math::exp(x - m) : sigmoid(x); };
+    // By a warp, which has read the order before it writes weights there.
+    if (threadIdx.x < 32) {
+        for (int j = threadIdx.x; j < r.used; j += 32) {
+            const int own = order[j];
+            int at = 0;
+            for (int i = 0; i < r.used; i++) at += order[i] < own;
+            ids[at] = own;
+        }
+        __syncwarp();
+        if (WHAT == Chosen::WEIGHTS && r.weighing != 0)
+            for (int j = threadIdx.x; j < r.used; j += 32) weights[j] = of(room.s[ids[j]]);
+    }
+    if (WHAT == Chosen::WEIGHTS && r.weighing == 0) {
+        for (int e = threadIdx.x; e < r.experts; e += blockDim.x) room.s[e] = of(room.s[e]);
     }
     __syncthreads();
     return false;

@@ -20,7 +20,8 @@ use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
 use crate::stream::Stream;
 use crate::weights::Weights;
-use cut::{FewCut, FloatCut, ManyCut, NORM_MAX, OneCut, Room};
+pub(crate) use cut::NORM_MAX;
+use cut::{FewCut, FloatCut, ManyCut, OneCut, Room};
 
 /// Columns that the kernels for few take.
 pub const FEW_MAX: usize = 16;
@@ -53,6 +54,35 @@ pub struct Before<'a> {
     pub w: &'a Buffer<f32>,
     /// Of the norm.
     pub eps: f32,
+}
+
+impl Before<'_> {
+    /// Whether all of it has K values, and the sum is in memory of its own.
+    pub(crate) fn check(&self, op: &'static str, k: usize) -> Result<(), Error> {
+        room(op, "values of x", self.x.len(), k)?;
+        room(op, "weights", self.w.len(), k)?;
+        let Some((delta, sum)) = &self.delta else {
+            return Ok(());
+        };
+        room(op, "values of the delta", delta.len(), k)?;
+        room(op, "values of the sum", sum.len(), k)?;
+        let is_apart = sum.address() != self.x.address() && sum.address() != delta.address();
+        length(
+            op,
+            "memory of the sum that is another",
+            usize::from(is_apart),
+            1,
+        )
+    }
+
+    /// As kernels take it: x, delta, w, sum, eps.
+    pub(crate) fn args(&self) -> [Arg; 5] {
+        let [delta, sum] = match &self.delta {
+            None => [Arg::NULL; 2],
+            Some((delta, sum)) => [Arg::from(*delta), Arg::from(&**sum)],
+        };
+        [self.x.into(), delta, self.w.into(), sum, self.eps.into()]
+    }
 }
 
 /// The products of one format.
@@ -333,16 +363,7 @@ impl Product {
             passes: Passes::One,
         };
         acts.written(OP, shape)?;
-        room(OP, "values of x", before.x.len(), k)?;
-        room(OP, "weights", before.w.len(), k)?;
-        if let Some((delta, sum)) = &before.delta {
-            room(OP, "values of the delta", delta.len(), k)?;
-            room(OP, "values of the sum", sum.len(), k)?;
-            let apart = usize::from(
-                sum.address() != before.x.address() && sum.address() != delta.address(),
-            );
-            length(OP, "memory of the sum that is another", apart, 1)?;
-        }
+        before.check(OP, k)?;
         for output in outputs.iter() {
             let n = output.w.n();
             self.check(OP, output.w)?;
@@ -475,18 +496,8 @@ impl Product {
             count = ALL + 2;
             let kernel = match &before {
                 None => &few.one[columns - 1],
-                Some(Before { x, delta, w, eps }) => {
-                    let [delta, sum] = match delta {
-                        None => [Arg::NULL; 2],
-                        Some((delta, sum)) => [Arg::from(*delta), Arg::from(&**sum)],
-                    };
-                    args[count..].copy_from_slice(&[
-                        (*x).into(),
-                        delta,
-                        (*w).into(),
-                        sum,
-                        (*eps).into(),
-                    ]);
+                Some(before) => {
+                    args[count..].copy_from_slice(&before.args());
                     count = args.len();
                     &few.normed
                 }

@@ -85,6 +85,11 @@ pub(super) fn score_bytes(weight: usize, tokens: usize) -> usize {
     CHUNK * 16 * weight + tokens * CHUNK * 4
 }
 
+/// Shared memory of `normed_scores_*`, with weights of so many bytes.
+pub(super) fn normed_score_bytes(weight: usize, width: usize) -> usize {
+    CHUNK * 16 * weight + 4 * width
+}
+
 /// A launch of one of the kernels for a few tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cut {
@@ -141,8 +146,8 @@ impl Cut {
         }
     }
 
-    /// Warps that share `units` units, in as few rounds as there can be, each as many as the others, and not fewer than `others` where that costs no
-    /// round; and their rings.
+    /// Warps that share `units` units, and their rings. Where there is room for all units at once, each has its own place, and there are as many warps as have
+    /// work; else units are done in as few rounds as there can be, each as many as the others, by no fewer warps than `others` where that costs no round.
     fn rings(
         ty: TensorType,
         units: usize,
@@ -151,22 +156,29 @@ impl Cut {
         budget: usize,
         device: &Properties,
     ) -> Self {
-        let stage = unit_bytes(ty) + 16;
-        let most = shared_bytes_max(device).saturating_sub(rest) / stage;
-        let budget = budget.saturating_sub(rest) / stage;
-        let rounds = units.div_ceil(WARPS_MAX);
-        let warps = units
-            .div_ceil(rounds)
-            .max(others.min(WARPS_MAX))
-            .clamp(1, most.max(1));
+        let place = unit_bytes(ty) + 16;
+        let most = shared_bytes_max(device).saturating_sub(rest) / place;
+        let budget = budget.saturating_sub(rest) / place;
+        let others = others.min(WARPS_MAX);
+        let warps = if units <= budget {
+            units.min(WARPS_MAX).max(others)
+        } else {
+            let rounds = units.div_ceil(WARPS_MAX);
+            let warps = units.div_ceil(rounds).max(others);
+            warps.clamp(1, most.max(1))
+        };
         let rounds = units.div_ceil(warps);
-        let stages = (budget / warps).clamp(1, rounds.max(1));
+        let stages = if units <= budget {
+            rounds
+        } else {
+            (budget / warps).clamp(1, rounds.max(1))
+        };
         Self {
             grid: 0,
             per: 0,
             warps,
             stages,
-            shared_bytes: warps * stages * stage + rest,
+            shared_bytes: units.min(warps * stages) * place + rest,
         }
     }
 }

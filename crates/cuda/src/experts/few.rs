@@ -5,15 +5,18 @@ use quant::product::CHUNK;
 use super::cut::{self, Cut};
 use super::told::Foreign;
 use super::{FEW_MAX, Layer, Mixer, Shape, Shared, Tokens, shared_args};
-use crate::acts::Layout;
+use crate::acts::{Acts, Layout, Shape as ActsShape, Written};
 use crate::error::{Error, length};
 use crate::kernel::{Arg, Launch, Start};
 use crate::memory::Buffer;
+use crate::ops::{Normed, optional};
+use crate::product::{Before, NORM_MAX};
 use crate::stream::Stream;
 use crate::weights::Weights;
 use gguf::TensorType;
+use quant::act::{BLOCK32, BLOCK256, Passes};
 
-/// Threads of `scores_*`: as in `kernels/experts.cu`.
+/// Threads of `scores_*` and `normed_scores_*`: as in `kernels/experts.cu`.
 const SCORE_THREADS: usize = 128;
 
 impl Mixer {
@@ -28,9 +31,7 @@ impl Mixer {
     ) -> Result<(), Error> {
         const OP: &str = "scores of experts";
         let Shape { width, routing, .. } = self.shape;
-        length(OP, "rows of the router", router.n(), routing.experts)?;
-        length(OP, "K of the router", router.k(), width)?;
-        length(OP, "values of a token past whole fours", width % 4, 0)?;
+        let which = self.check_router(OP, router)?;
         length(
             OP,
             "tokens over the room",
@@ -43,17 +44,7 @@ impl Mixer {
             (n * width).saturating_sub(x.len()),
             0,
         )?;
-        let kernel = match router.ty() {
-            TensorType::F32 => &self.common.scores[0],
-            TensorType::F16 => &self.common.scores[1],
-            TensorType::BF16 => &self.common.scores[2],
-            other => {
-                return Err(Error::Format {
-                    op: OP,
-                    format: other.name(),
-                });
-            }
-        };
+        let kernel = &self.common.scores[which];
         if n == 0 {
             return Ok(());
         }
@@ -70,6 +61,87 @@ impl Mixer {
             .shared(cut::score_bytes(router.ty().block_bytes(), n))
             .start(start);
         // SAFETY: the arguments are those of `scores_*`; lengths are checked.
+        unsafe { kernel.launch(stream, launch, &args) }
+    }
+
+    /// Checks a router, and says which of the kernels for scores are of its type.
+    fn check_router(&self, op: &'static str, router: &Weights) -> Result<usize, Error> {
+        let Shape { width, routing, .. } = self.shape;
+        length(op, "rows of the router", router.n(), routing.experts)?;
+        length(op, "K of the router", router.k(), width)?;
+        length(op, "values of a token past whole fours", width % 4, 0)?;
+        match router.ty() {
+            TensorType::F32 => Ok(0),
+            TensorType::F16 => Ok(1),
+            TensorType::BF16 => Ok(2),
+            other => Err(Error::Format {
+                op,
+                format: other.name(),
+            }),
+        }
+    }
+
+    /// Whether [`Mixer::score_normed`] takes mixtures of this width.
+    pub fn norms(&self) -> bool {
+        self.shape.width <= NORM_MAX
+    }
+
+    /// [`Mixer::score`] of one token, whose norm is made in the same launch, as
+    /// [`Ops::residual_norm_to`](crate::ops::Ops::residual_norm_to) makes it, and kept in `out`, in one pass.
+    ///
+    /// # Errors
+    /// As [`Mixer::score`], and if the width is not one that [`Mixer::norms`].
+    pub fn score_normed(
+        &mut self,
+        stream: &Stream,
+        start: Start,
+        router: &Weights,
+        before: Before<'_>,
+        out: Normed<'_>,
+    ) -> Result<(), Error> {
+        const OP: &str = "scores of experts behind a norm";
+        let Shape { width, routing, .. } = self.shape;
+        let kernel = &self.common.normed_scores[self.check_router(OP, router)?];
+        let over = width.saturating_sub(NORM_MAX);
+        length(OP, "width over the limit", over, 0)?;
+        before.check(OP, width)?;
+        let normed = optional(OP, "values of the norm", out.row.as_deref(), width)?;
+        let written = |to: Option<(&mut Acts, Passes)>, block| match to {
+            None => Ok(Written::NONE),
+            Some((acts, passes)) => {
+                length(OP, "passes", passes.count(), 1)?;
+                let shape = ActsShape {
+                    tokens: 1,
+                    k: width,
+                    block,
+                    passes,
+                };
+                acts.written(OP, shape)
+            }
+        };
+        let blocks32 = written(out.blocks32, BLOCK32)?;
+        let blocks256 = written(out.blocks256, BLOCK256)?;
+        let args = [
+            &[Arg::from(router.data())][..],
+            &before.args(),
+            &[
+                normed,
+                (&self.parts).into(),
+                (routing.experts as i32).into(),
+                (width as i32).into(),
+                blocks32.q,
+                blocks32.meta,
+                blocks256.q,
+                blocks256.d,
+                blocks256.s16,
+            ],
+        ]
+        .concat();
+        let grid = [router.tiles() as u32, width.div_ceil(CHUNK) as u32, 1];
+        let launch = Launch::grid(grid, [SCORE_THREADS as u32, 1, 1])
+            .shared(cut::normed_score_bytes(router.ty().block_bytes(), width))
+            .start(start);
+        // SAFETY: the arguments are those of `normed_scores_*`; lengths are checked, and the sum is written where nobody reads.
         unsafe { kernel.launch(stream, launch, &args) }
     }
 

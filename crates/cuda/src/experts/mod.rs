@@ -26,7 +26,7 @@ use crate::device::{Device, WGMMA_COMPUTE};
 use crate::error::{Error, length};
 use crate::kernel::{Arg, Kernel, Module, Start};
 use crate::memory::Buffer;
-use crate::product::Target;
+use crate::product::{NORM_MAX, Target};
 use crate::stream::Stream;
 
 /// Tokens up to which every pair of token and expert reads the expert's weights.
@@ -101,6 +101,8 @@ impl Format {
 struct Common {
     /// For routers of F32, F16 and BF16.
     scores: [Kernel; 3],
+    /// The same behind a norm.
+    normed_scores: [Kernel; 3],
     ask: Kernel,
     route: Kernel,
     group: Kernel,
@@ -183,17 +185,17 @@ impl Mixer {
         }
         let module = Module::load_for(device, "experts", target.compute(device))?;
         let rooms = cut::route_bytes(&shape.routing);
-        let scores = |name: &str| {
-            let kernel = module.kernel(name)?;
-            kernel.allow_shared(cut::score_bytes(4, FEW_MAX))?;
-            Ok::<_, Error>(kernel)
+        let scores = |name: &str, shared_bytes: usize| {
+            let kernel = |ty| module.kernel(&format!("{name}_{ty}"));
+            let kernels = [kernel("f32")?, kernel("f16")?, kernel("bf16")?];
+            for kernel in &kernels {
+                kernel.allow_shared(shared_bytes)?;
+            }
+            Ok::<_, Error>(kernels)
         };
         let common = Common {
-            scores: [
-                scores("scores_f32")?,
-                scores("scores_f16")?,
-                scores("scores_bf16")?,
-            ],
+            scores: scores("scores", cut::score_bytes(4, FEW_MAX))?,
+            normed_scores: scores("normed_scores", cut::normed_score_bytes(4, NORM_MAX))?,
             ask: {
                 let ask = module.kernel("ask")?;
                 ask.allow_shared(told::ask_bytes(&shape.routing))?;

@@ -19,7 +19,7 @@ const REGISTERS: usize = 65536;
 const RESERVED_BYTES: usize = 1024;
 
 /// Width of a norm that a product of one token makes itself.
-pub(super) const NORM_MAX: usize = 8192;
+pub(crate) const NORM_MAX: usize = 8192;
 
 /// Bytes on the way that keep a multiprocessor's share of the memory busy.
 const WAY_BYTES: usize = 96 << 10;

@@ -1,14 +1,16 @@
 //! Mixtures of experts against `cpu::mixture::definition`: who is chosen, and what the chosen give.
 
+use cpu::isa::Isa;
 use cpu::mixture::definition::{add, choose};
 use cpu::mixture::{Expert, Groups, Routing, Weighing};
-use cpu::ops::{Gate, scale_by_sigmoid};
+use cpu::ops::{self, Gate, scale_by_sigmoid};
 use gguf::TensorType;
 use quant::act::Passes;
 use quant::product::act_block;
 use quant::tile::TileMatrix;
 use std::sync::Arc;
 
+use super::acts::compare_acts;
 use super::data::{self, Random};
 use super::{Failure, Options, Row, START};
 use crate::acts::{Acts, Quantiser, Shape as ActsShape};
@@ -16,7 +18,8 @@ use crate::experts::{
     Arena, Blob, FEW_MAX, Foreign, Layer, Mixer, Scores, Shape, Shared, Slots, Tokens,
 };
 use crate::memory::{Buffer, Pinned};
-use crate::product::Target;
+use crate::ops::Normed;
+use crate::product::{Before, Target};
 use crate::stream::Stream;
 use crate::weights::Weights;
 
@@ -255,7 +258,7 @@ fn scored(
             scale: 1.0,
             groups: None,
         };
-        let sizes = format!("{experts} x {width}, T 1, 7, 16");
+        let sizes = format!("{experts} x {width}, T 1, 7, 16, and behind a norm");
         let mut row = Row::new("experts, scores", ty.name(), sizes);
         let owner = Experts::new(stream, case, random)?;
         let bytes = data::plain_weights(random, ty, experts, width);
@@ -264,6 +267,11 @@ fn scored(
         let bias = with_bias.then(|| data::activations(random, 1, experts));
         let bias_there = bias.as_ref().map(|bias| Buffer::from_slice(stream, bias));
         let bias_there = bias_there.transpose()?;
+        let scoring = Scoring {
+            routing,
+            router,
+            bias,
+        };
         let shape = shape(&case, routing);
         let mut mixer = Mixer::new(stream, target, shape, &[owner.blob], FEW_MAX)?;
         for tokens in [1, 7, 16] {
@@ -286,28 +294,116 @@ fn scored(
             };
             let mut y = Buffer::zeroed(stream, tokens * width)?;
             mixer.mix(stream, START, &owner.layer(), &call, Shared::None, &mut y)?;
-            let (ids, weights) = mixer.chosen();
-            let (ids, weights) = (ids.to_vec(stream)?, weights.to_vec(stream)?);
-            for (t, x) in x.chunks_exact(width).enumerate() {
-                let z = |e: usize| {
-                    let product = quant::product::dot_float(&router, e, x);
-                    bias.as_ref().map_or(product, |bias| product + bias[e])
-                };
-                let z: Vec<f32> = (0..experts).map(z).collect();
-                for (j, (id, weight)) in choose(&routing, &z).into_iter().enumerate() {
-                    let at = t * routing.used + j;
-                    row.compare_int(ids[at] as i32, id as i32, || {
-                        format!("token {t} of {tokens}, expert {j}")
-                    });
-                    row.compare(weights[at], weight, || {
-                        format!("token {t} of {tokens}, weight {j}")
-                    });
-                }
-            }
+            compare_chosen(stream, &mixer, &scoring, &x, &mut row)?;
+        }
+        for with_delta in [false, true] {
+            let call = (
+                &mut mixer,
+                owner.layer(),
+                &router_there,
+                bias_there.as_ref(),
+            );
+            normed_scored(stream, call, &scoring, with_delta, random, &mut row)?;
         }
         report(row);
     }
     Ok(())
+}
+
+/// How a token's experts follow from it.
+struct Scoring<'a> {
+    routing: Routing,
+    router: TileMatrix<'a>,
+    bias: Option<Vec<f32>>,
+}
+
+/// Compares what a mixer chose for tokens of `x` with what is defined.
+fn compare_chosen(
+    stream: &Stream,
+    mixer: &Mixer,
+    scoring: &Scoring<'_>,
+    x: &[f32],
+    row: &mut Row,
+) -> Result<(), Failure> {
+    let Scoring {
+        routing,
+        router,
+        bias,
+    } = scoring;
+    let (ids, weights) = mixer.chosen();
+    let (ids, weights) = (ids.to_vec(stream)?, weights.to_vec(stream)?);
+    for (t, x) in x.chunks_exact(router.k()).enumerate() {
+        let z = |e: usize| {
+            let product = quant::product::dot_float(router, e, x);
+            bias.as_ref().map_or(product, |bias| product + bias[e])
+        };
+        let z: Vec<f32> = (0..routing.experts).map(z).collect();
+        for (j, (id, weight)) in choose(routing, &z).into_iter().enumerate() {
+            let at = t * routing.used + j;
+            row.compare_int(ids[at] as i32, id as i32, || {
+                format!("token {t}, expert {j}")
+            });
+            row.compare(weights[at], weight, || format!("token {t}, weight {j}"));
+        }
+    }
+    Ok(())
+}
+
+/// One token, whose norm is made in the launch of the router's product, and kept.
+fn normed_scored(
+    stream: &Stream,
+    (mixer, layer, router, bias): (&mut Mixer, Layer<'_>, &Weights, Option<&Buffer<f32>>),
+    scoring: &Scoring<'_>,
+    with_delta: bool,
+    random: &mut Random,
+    row: &mut Row,
+) -> Result<(), Failure> {
+    let (width, eps) = (router.k(), 1e-6);
+    let [x, delta, w] = [(); 3].map(|()| data::activations(random, 1, width));
+    let (mut sum, mut wanted) = (x.clone(), vec![0.0; width]);
+    if with_delta {
+        ops::add(Isa::Scalar, &mut sum, &delta);
+    }
+    ops::rms_norm(Isa::Scalar, &sum, Some(&w), eps, &mut wanted);
+    let up = |v: &[f32]| Buffer::from_slice(stream, v);
+    let (x, delta, w) = (up(&x)?, up(&delta)?, up(&w)?);
+    let (mut got_sum, mut got) = (up(&vec![f32::NAN; width])?, up(&vec![f32::NAN; width])?);
+    let mut acts = [Acts::new(stream, 1, width)?, Acts::new(stream, 1, width)?];
+    let [acts32, acts256] = &mut acts;
+    let has_256 = width.is_multiple_of(256);
+    let before = Before {
+        x: &x,
+        delta: with_delta.then_some((&delta, &mut got_sum)),
+        w: &w,
+        eps,
+    };
+    let out = Normed {
+        row: Some(&mut got),
+        blocks32: Some((acts32, Passes::One)),
+        blocks256: has_256.then_some((acts256, Passes::One)),
+    };
+    mixer.score_normed(stream, START, router, before, out)?;
+    for acts in acts.iter().filter(|acts| acts.shape().tokens > 0) {
+        compare_acts(stream, acts, &wanted, row)?;
+    }
+    let mut same = |what: &str, found: &Buffer<f32>, wanted: &[f32]| -> Result<(), Failure> {
+        for (i, (found, wanted)) in found.to_vec(stream)?.iter().zip(wanted).enumerate() {
+            row.compare(*found, *wanted, || format!("{what}, value {i}"));
+        }
+        Ok(())
+    };
+    same("norm", &got, &wanted)?;
+    if with_delta {
+        same("sum", &got_sum, &sum)?;
+    }
+    let call = Tokens {
+        n: 1,
+        scores: Scores::Parts(bias),
+        acts: &acts[0],
+    };
+    let mut y = Buffer::zeroed(stream, width)?;
+    mixer.mix(stream, START, &layer, &call, Shared::None, &mut y)?;
+    compare_chosen(stream, mixer, scoring, &wanted, row)
 }
 
 fn shape(case: &Case, routing: Routing) -> Shape {
@@ -388,7 +484,7 @@ fn mix(
             Sharing::All | Sharing::Part => y.copy_from_slice(&before[own.clone()]),
         }
         if sharing == Sharing::Part {
-            scale_by_sigmoid(cpu::isa::Isa::Scalar, y, taken[t]);
+            scale_by_sigmoid(Isa::Scalar, y, taken[t]);
         }
         let views: Vec<_> = chosen[t]
             .iter()

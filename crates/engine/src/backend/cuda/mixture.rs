@@ -1,6 +1,7 @@
 //! Mixtures of experts: all of them in device memory, or placed by a store ([`super::experts`]).
 
 use super::experts::{At, PlacedExperts};
+use super::products::before;
 use super::weights::OnDevice;
 use super::{Cuda, delta};
 use crate::backend::Added;
@@ -189,7 +190,7 @@ fn inputs_of<'a>(mixture: &Mixture, [acts32, acts256]: [&'a Acts; 2]) -> &'a Act
 }
 
 impl Cuda<'_> {
-    /// The way into a mixture: the norm's result as values and as blocks for whoever reads it, and the router's product.
+    /// The way into a mixture: the norm's result as values and as blocks for whoever reads it, and the router's product; of a generated token in one launch.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub(super) fn feed_mixture(
         &mut self,
@@ -212,9 +213,23 @@ impl Cuda<'_> {
             blocks32: reads(BLOCK32).then_some((&mut self.acts32, Passes::One)),
             blocks256: reads(BLOCK256).then_some((&mut self.acts256, Passes::One)),
         };
+        let (stream, start, width, eps) = (&self.stream, self.start, c.width, c.norm_eps);
+        let mixtures = self.mixtures.as_mut();
+        let mixer = &mut mixtures.expect("a model with mixtures has them").mixer;
+        if self.generated
+            && tokens == 1
+            && mixer.norms()
+            && added.as_ref().is_none_or(|added| added.norm.is_none())
+        {
+            let added = added.map(|added| added.delta);
+            let w = self.weights.vector(norm);
+            let x = [x, &mut self.last[0]];
+            let before = before(&mut self.summed, x, added, w, eps);
+            let (router, _) = self.weights.matrix(&mixture.router.w);
+            return mixer.score_normed(stream, start, router, before, out);
+        }
         let w = Some(self.weights.vector(norm));
         let added = added.map(|added| delta(&self.weights, &added));
-        let (stream, start, width, eps) = (&self.stream, self.start, c.width, c.norm_eps);
         let x = if self.summed { &mut self.last[0] } else { x };
         self.ops
             .residual_norm_to(stream, start, tokens, width, eps, x, added, w, out)?;
@@ -222,11 +237,6 @@ impl Cuda<'_> {
             return self.products(normed, tokens, &mut [(&mixture.router, scores)]);
         }
         let (router, _) = self.weights.matrix(&mixture.router.w);
-        let mixtures = self
-            .mixtures
-            .as_mut()
-            .expect("a model with mixtures has them");
-        let mixer = &mut mixtures.mixer;
         mixer.score(stream, start, router, normed, tokens)
     }
 

@@ -8,6 +8,29 @@ use cuda::product::{Before, Output, TOGETHER_MAX};
 use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::act_block;
 
+/// What a generated token's launch norms that adds to the residual stream, which is in the first of `x` or, once it is `summed`, in the other: the sum
+/// goes to the one that it is not in.
+pub(super) fn before<'a>(
+    summed: &mut bool,
+    [first, other]: [&'a mut Buffer<f32>; 2],
+    delta: Option<&'a Buffer<f32>>,
+    w: &'a Buffer<f32>,
+    eps: f32,
+) -> Before<'a> {
+    let (x, sum) = if *summed {
+        (other, first)
+    } else {
+        (first, other)
+    };
+    *summed ^= delta.is_some();
+    Before {
+        x,
+        delta: delta.map(|delta| (delta, sum)),
+        w,
+        eps,
+    }
+}
+
 impl Cuda<'_> {
     /// Quantises `x` `[T, K]` for the formats of some matrices that it is multiplied with.
     pub(super) fn quantise(
@@ -76,19 +99,13 @@ impl Cuda<'_> {
             .take_while(|(linear, _)| linear.w.ty() == ty)
             .count();
         let (first, rest) = outputs.split_at_mut(same);
-        let [kept, _] = &mut self.last;
-        let (x, sum) = if self.summed {
-            (&*kept, x)
-        } else {
-            (&*x, kept)
-        };
-        self.summed ^= added.is_some();
-        let before = Before {
-            x,
-            delta: added.map(|added| (added.delta, sum)),
-            w: self.weights.vector(norm),
-            eps: self.model.config().norm_eps,
-        };
+        let before = before(
+            &mut self.summed,
+            [x, &mut self.last[0]],
+            added.map(|added| added.delta),
+            self.weights.vector(norm),
+            self.model.config().norm_eps,
+        );
         let acts = match act_block(ty) {
             Some(BLOCK32) => &mut self.acts32,
             _ => &mut self.acts256,

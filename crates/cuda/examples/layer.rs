@@ -1,16 +1,19 @@
 //! How fast a token is generated: a captured graph of all layers of a model's shape, with random weights, none of which stays in a cache.
 //!
-//! `cargo run --release -p cuda --example layer -- [--shape 14b|8b|8b-q4_0] [--depth N] [--kv f16|q8_0|q4_0] [--layers N] [--parts]`
+//! `cargo run --release -p cuda --example layer -- [--shape 14b|8b|8b-q4_0|30b-a3b] [--depth N] [--kv f16|q8_0|q4_0] [--layers N] [--parts]`
 //!
 //! The graph's launches overlap; its logits are compared with those of launches that do not. `--parts` leaves out each operation of a layer
 //! in turn, and says what that saves; and what layers of that operation alone take.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
+use cpu::mixture::{Routing, Weighing};
 use cuda::acts::Shape as ActsShape;
 use cuda::attention::{
     Attention, CELLS, KvBlock, KvShape, KvType, Params, Part, Partials, Parts, Table, Turn,
 };
+use cuda::experts::{Arena, Blob, Mixer, Scores, Shape, Shared, Tokens};
 use cuda::kernel::Start;
 use cuda::ops::{Angles, Delta, Gate, Normed, Ops, RopePairs, Rotation};
 use cuda::product::{Before, Output, Product, StepRecord, Target};
@@ -32,27 +35,39 @@ const REPLAYS: usize = 9;
 
 const EPS: f32 = 1e-6;
 
-/// The operations of a layer, in order.
-const PARTS: [&str; 8] = [
-    "norm, q, k, v",
-    "turn",
-    "attend",
-    "fold",
-    "output",
-    "norm, gate, up",
-    "gated",
-    "down",
+/// The operations of a layer, in order: of a dense one, of a mixture.
+const PARTS: [&[&str]; 2] = [
+    &[
+        "norm, q, k, v",
+        "turn",
+        "attend",
+        "fold",
+        "output",
+        "norm, gate, up",
+        "gated",
+        "down",
+    ],
+    &[
+        "norm, q, k, v",
+        "turn",
+        "attend",
+        "fold",
+        "output",
+        "norm, scores",
+        "experts' gate, up",
+        "experts' down",
+    ],
 ];
 
 /// Which operations of a layer run.
 #[derive(Debug, Clone, Copy)]
 enum Run {
     All,
-    Without(usize),
-    Only(usize),
+    Without(&'static str),
+    Only(&'static str),
 }
 
-/// A model's dimensions: layers, width, feed-forward width, query heads, KV heads, head size, vocabulary.
+/// A model's dimensions: layers, width, feed-forward width (of an expert, if it has any), query heads, KV heads, head size, vocabulary.
 #[derive(Debug, Clone, Copy)]
 struct Model {
     layers: usize,
@@ -63,6 +78,7 @@ struct Model {
     c: usize,
     vocabulary: usize,
     has_bias: bool,
+    routing: Option<Routing>,
     /// Of most matrices; of v and down in some layers; of the output.
     types: [TensorType; 3],
 }
@@ -79,6 +95,7 @@ impl Model {
             c: 128,
             vocabulary: 128_256,
             has_bias: false,
+            routing: None,
             types: [T::Q4_K, T::Q6_K, T::Q6_K],
         };
         match name {
@@ -97,8 +114,39 @@ impl Model {
                 types: [T::Q4_0, T::Q4_0, T::Q6_K],
                 ..llama
             }),
+            "30b-a3b" => Some(Self {
+                layers: 48,
+                d: 2048,
+                f: 768,
+                heads_kv: 4,
+                vocabulary: 151_936,
+                routing: Some(Routing {
+                    experts: 128,
+                    used: 8,
+                    weighing: Weighing::SoftmaxOfChosen,
+                    scale: 1.0,
+                    groups: None,
+                }),
+                ..llama
+            }),
             _ => None,
         }
+    }
+
+    /// The operations of its layers.
+    fn parts(&self) -> &'static [&'static str] {
+        PARTS[usize::from(self.routing.is_some())]
+    }
+
+    /// What computes its mixtures.
+    fn shape(&self) -> Option<Shape> {
+        let shape = |routing| Shape {
+            width: self.d,
+            ff: self.f,
+            routing,
+            gate: cpu::ops::Gate::Silu,
+        };
+        self.routing.map(shape)
     }
 
     /// The format of v and down: Q4_K_M has better ones in the first and last eighth, and in every third layer between.
@@ -115,17 +163,81 @@ struct Layer {
     k: Weights,
     v: Weights,
     output: Weights,
-    gate: Weights,
-    up: Weights,
-    down: Weights,
+    ffn: FeedForward,
     bias: [Buffer<f32>; 3],
     norms: [Buffer<f32>; 2],
     table: Table,
     _slab: Buffer<u8>,
 }
 
+enum FeedForward {
+    Dense {
+        gate: Weights,
+        up: Weights,
+        down: Weights,
+    },
+    Mixture(Box<Experts>),
+}
+
+/// A mixture, whose experts are all the same bytes at their own places.
+struct Experts {
+    router: Weights,
+    blob: Blob,
+    arena: Arena,
+}
+
+impl Experts {
+    fn new(
+        stream: &Stream,
+        model: &Model,
+        [inputs, down]: [TensorType; 2],
+        experts: usize,
+        seed: u64,
+    ) -> Result<Self, Failure> {
+        let Model { d, f, .. } = *model;
+        let blob = Blob::new([inputs, inputs, down], d, f, false)?;
+        let mut bytes = Vec::new();
+        for (ty, n, k, seed) in [
+            (inputs, f, d, seed),
+            (inputs, f, d, seed + 1),
+            (down, d, f, seed + 2),
+        ] {
+            bytes.resize(bytes.len().next_multiple_of(cpu::mem::ALIGN), 0);
+            bytes.extend(tile(ty, k, seed)?.repeat(n / ROWS));
+        }
+        let one = Buffer::from_slice(stream, &bytes)?;
+        let mut memory = Buffer::<u8>::new(stream.device(), experts * blob.bytes())?;
+        for e in 0..experts {
+            memory.copy_from(stream, e * blob.bytes(), &one, 0..bytes.len())?;
+        }
+        let mut arena = Arena::new(stream, Arc::new(memory), experts)?;
+        for e in 0..experts {
+            arena.place(e, &blob, Some(e * blob.bytes()))?;
+        }
+        arena.publish(stream)?;
+        // Every row of its own, so that no two experts have one score.
+        let rows = values(experts * d, seed + 3, 1.0);
+        let (mut plain, mut tiles) = (Vec::new(), vec![0; 4 * experts * d]);
+        plain.extend(rows.iter().flat_map(|x| x.to_le_bytes()));
+        let layout = Layout::of(TensorType::F32).ok_or("no such format")?;
+        let of_tile = 4 * d * ROWS;
+        for (from, to) in plain.chunks(of_tile).zip(tiles.chunks_mut(of_tile)) {
+            permute_tile(layout, ROWS, from, to);
+        }
+        let mut router = Weights::new(stream.device(), TensorType::F32, experts, d)?;
+        router.upload_tiles(stream, 0, &tiles)?;
+        Ok(Self {
+            router,
+            blob,
+            arena,
+        })
+    }
+}
+
 struct Bench {
     model: Model,
+    mixer: Option<Mixer>,
+    normed: Buffer<f32>,
     ops: Ops,
     attention: Attention,
     products: Vec<Product>,
@@ -164,14 +276,8 @@ fn values(n: usize, seed: u64, size: f32) -> Vec<f32> {
     (0..n).map(|_| (unit() + unit() + unit()) * size).collect()
 }
 
-/// A matrix whose tiles are all the same 16 rows.
-fn weights(
-    stream: &Stream,
-    ty: TensorType,
-    n: usize,
-    k: usize,
-    seed: u64,
-) -> Result<Weights, Failure> {
+/// A tile of 16 rows.
+fn tile(ty: TensorType, k: usize, seed: u64) -> Result<Vec<u8>, Failure> {
     let layout = Layout::of(ty).ok_or("no such format")?;
     let row_bytes = k / layout.block_len() * layout.block_bytes();
     let mut rows = vec![0; ROWS * row_bytes];
@@ -181,6 +287,18 @@ fn weights(
     }
     let mut tile = vec![0; rows.len()];
     permute_tile(layout, ROWS, &rows, &mut tile);
+    Ok(tile)
+}
+
+/// A matrix whose tiles are all the same.
+fn weights(
+    stream: &Stream,
+    ty: TensorType,
+    n: usize,
+    k: usize,
+    seed: u64,
+) -> Result<Weights, Failure> {
+    let tile = tile(ty, k, seed)?;
     let mut weights = Weights::new(stream.device(), ty, n, k)?;
     const TILES: usize = 64;
     let many = tile.repeat(TILES);
@@ -189,6 +307,26 @@ fn weights(
         weights.upload_tiles(stream, first, &many[..tiles * tile.len()])?;
     }
     Ok(weights)
+}
+
+impl Layer {
+    fn blob(&self) -> Option<Blob> {
+        match &self.ffn {
+            FeedForward::Dense { .. } => None,
+            FeedForward::Mixture(experts) => Some(experts.blob),
+        }
+    }
+
+    /// Bytes of weights that a token reads.
+    fn bytes(&self, used: usize) -> usize {
+        let of = |w: &Weights| w.n() * w.row_bytes();
+        let attention = [&self.q, &self.k, &self.v, &self.output].map(of);
+        let ffn = match &self.ffn {
+            FeedForward::Dense { gate, up, down } => of(gate) + of(up) + of(down),
+            FeedForward::Mixture(experts) => of(&experts.router) + used * experts.blob.bytes(),
+        };
+        attention.iter().sum::<usize>() + ffn
+    }
 }
 
 impl Bench {
@@ -233,9 +371,18 @@ impl Bench {
                 k: weights(stream, most, row_k, d, seed + 1)?,
                 v: weights(stream, better, row_k, d, seed + 2)?,
                 output: weights(stream, most, d, row_q, seed + 3)?,
-                gate: weights(stream, most, f, d, seed + 4)?,
-                up: weights(stream, most, f, d, seed + 5)?,
-                down: weights(stream, better, d, f, seed + 6)?,
+                ffn: match model.routing {
+                    None => FeedForward::Dense {
+                        gate: weights(stream, most, f, d, seed + 4)?,
+                        up: weights(stream, most, f, d, seed + 5)?,
+                        down: weights(stream, better, d, f, seed + 6)?,
+                    },
+                    Some(routing) => {
+                        let (types, experts) = ([most, better], routing.experts);
+                        let experts = Experts::new(stream, &model, types, experts, seed + 4)?;
+                        FeedForward::Mixture(Box::new(experts))
+                    }
+                },
                 bias: [
                     up(&values(row_q, seed + 7, 0.1))?,
                     up(&values(row_k, seed + 8, 0.1))?,
@@ -246,6 +393,10 @@ impl Bench {
                 _slab: slab,
             })
         };
+        let layers: Vec<Layer> = (0..layers).map(make).collect::<Result<_, _>>()?;
+        let blobs: Vec<Blob> = layers.iter().filter_map(Layer::blob).collect();
+        let mixer = model.shape().filter(|_| !blobs.is_empty());
+        let mixer = mixer.map(|shape| Mixer::new(stream, Target::Best, shape, &blobs, 1));
         let mut products: Vec<Product> = Vec::new();
         for ty in model.types {
             if !products.iter().any(|p| p.ty() == ty) {
@@ -266,7 +417,9 @@ impl Bench {
         Ok(Self {
             ops: Ops::new(device, Target::Best)?,
             products,
-            layers: (0..layers).map(make).collect::<Result<_, _>>()?,
+            layers,
+            mixer: mixer.transpose()?,
+            normed: zeros(d)?,
             head: weights(stream, model.types[2], model.vocabulary, d, 9999)?,
             last_norm: ones(d)?,
             step,
@@ -301,10 +454,8 @@ impl Bench {
     /// Bytes of weights and cells that a layer reads, on average; of the output matrix.
     fn bytes(&self, depth: usize) -> (f64, f64) {
         let of = |w: &Weights| (w.n() * w.row_bytes()) as f64;
-        let layers = self.layers.iter().map(|l| {
-            let all = [&l.q, &l.k, &l.v, &l.output, &l.gate, &l.up, &l.down];
-            all.into_iter().map(of).sum::<f64>()
-        });
+        let used = self.model.routing.map_or(0, |routing| routing.used);
+        let layers = self.layers.iter().map(|l| l.bytes(used) as f64);
         let cells = self.attention.shape().block_bytes() as f64 / CELLS as f64 * depth as f64;
         let count = self.layers.len().max(1) as f64;
         (layers.sum::<f64>() / count + cells, of(&self.head))
@@ -332,8 +483,8 @@ impl Bench {
         };
         let does = |part: &str| match parts {
             Run::All => true,
-            Run::Without(i) => PARTS[i] != part,
-            Run::Only(i) => PARTS[i] == part,
+            Run::Without(other) => other != part,
+            Run::Only(other) => other == part,
         };
         let Model { d, f, .. } = *model;
         let [cos, sin] = &mut self.angles;
@@ -418,34 +569,65 @@ impl Bench {
                 }];
                 product_of(&layer.output).together(stream, start, acts_h, &mut output)?;
             }
-            if does("norm, gate, up") {
-                let before = before(&mut self.x, &mut at, Some(&self.delta), &layer.norms[1]);
-                let outputs = [(&layer.gate, &mut self.gate), (&layer.up, &mut self.up)];
-                let mut outputs = outputs.map(|(w, y)| Output { w, bias: None, y });
-                product_of(&layer.gate).normed(stream, start, before, acts_d, &mut outputs)?;
-            }
-            if does("gated") {
-                let block = act_block(layer.down.ty()).expect("quantised");
-                let passes = match block {
-                    BLOCK256 => Passes::Two,
-                    _ => Passes::One,
-                };
-                let shape = ActsShape {
-                    tokens: 1,
-                    k: f,
-                    block,
-                    passes,
-                };
-                let (gate, up) = (&mut self.gate, &self.up);
-                ops.gated_to(stream, start, Gate::Silu, gate, up, false, shape, acts_f)?;
-            }
-            if does("down") {
-                let mut output = [Output {
-                    w: &layer.down,
-                    bias: None,
-                    y: &mut self.delta,
-                }];
-                product_of(&layer.down).together(stream, start, acts_f, &mut output)?;
+            match &layer.ffn {
+                FeedForward::Dense { gate, up, down } => {
+                    if does("norm, gate, up") {
+                        let before =
+                            before(&mut self.x, &mut at, Some(&self.delta), &layer.norms[1]);
+                        let outputs = [(gate, &mut self.gate), (up, &mut self.up)];
+                        let mut outputs = outputs.map(|(w, y)| Output { w, bias: None, y });
+                        product_of(gate).normed(stream, start, before, acts_d, &mut outputs)?;
+                    }
+                    if does("gated") {
+                        let block = act_block(down.ty()).expect("quantised");
+                        let passes = match block {
+                            BLOCK256 => Passes::Two,
+                            _ => Passes::One,
+                        };
+                        let shape = ActsShape {
+                            tokens: 1,
+                            k: f,
+                            block,
+                            passes,
+                        };
+                        let (gate, up) = (&mut self.gate, &self.up);
+                        ops.gated_to(stream, start, Gate::Silu, gate, up, false, shape, acts_f)?;
+                    }
+                    if does("down") {
+                        let mut output = [Output {
+                            w: down,
+                            bias: None,
+                            y: &mut self.delta,
+                        }];
+                        product_of(down).together(stream, start, acts_f, &mut output)?;
+                    }
+                }
+                FeedForward::Mixture(experts) => {
+                    let mixer = self.mixer.as_mut().expect("made for its layers");
+                    let blobs = experts.arena.layer(&experts.blob, 0..experts.router.n());
+                    if does("norm, scores") {
+                        let block = act_block(experts.blob.types()[0]);
+                        let out = Normed {
+                            row: Some(&mut self.normed),
+                            ..normed(&mut *acts_d, block, Passes::One)
+                        };
+                        let delta = Some(&self.delta);
+                        let before = before(&mut self.x, &mut at, delta, &layer.norms[1]);
+                        mixer.score_normed(stream, start, &experts.router, before, out)?;
+                    }
+                    let tokens = Tokens {
+                        n: 1,
+                        scores: Scores::Parts(None),
+                        acts: &*acts_d,
+                    };
+                    if does("experts' gate, up") {
+                        mixer.begin(stream, start, &blobs, &tokens)?;
+                    }
+                    if does("experts' down") {
+                        let y = &mut self.delta;
+                        mixer.finish(stream, start, &blobs, &tokens, Shared::None, y)?;
+                    }
+                }
             }
         }
         let delta = (layers > 0).then(|| add(&self.delta));
@@ -585,9 +767,9 @@ fn run() -> Result<bool, Failure> {
     );
     if is_in_parts {
         let mut line = format!("{name} depth {depth} {}: without", ty.name());
-        for (i, part) in PARTS.iter().enumerate() {
-            let saved = (all - bench.time_us(&stream, layers, Run::Without(i))?) / layers as f64;
-            let alone = (bench.time_us(&stream, layers, Run::Only(i))? - rest) / layers as f64;
+        for &part in model.parts() {
+            let saved = (all - bench.time_us(&stream, layers, Run::Without(part))?) / layers as f64;
+            let alone = (bench.time_us(&stream, layers, Run::Only(part))? - rest) / layers as f64;
             line += &format!(" {part} {saved:.2} us less, {alone:.2} alone;");
         }
         println!("{line}");

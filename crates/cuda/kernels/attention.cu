@@ -131,6 +131,8 @@ struct Part {
 // more than 32 values is done by the last thread block of `unit` heads, whom `done` [H / unit] finds; all of it is zero again afterwards. Parts are
 // read before the kernel ahead has ended: it is the host that writes them.
 //
+// What was folded elsewhere comes first, if there is such: it is merged by itself, so that those behind it are whole groups of four.
+//
 // Threads and registers: few enough that the product that follows is resident beside it. That one may start, and load the memory with its first
 // weights, when the kernel ahead has ended; or at once where little is read here.
 extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 3) fold(const float* partials, const float* groups, const Part* parts, const unsigned* count, const float* sinks,
@@ -224,12 +226,19 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 3) fold(const float* 
         auto list = [&](int start) {
             for (int i = t; i <= BATCH && start + i < n; i += FOLD_THREADS) listed[i] = parts[start + i];
         };
-        list(0);
+        // One whole result at the beginning is nobody's neighbour.
+        const int alone = parts[0].group >> 31;
+        list(alone);
         wait_for_previous();
         let_next_start();
-        for (int start = 0, batch; start < n; start += batch) {
+        if (alone) {
+            const float* from = row(parts[0]);
+            const float l = from[1];
+            if (l != 0.0f) m_total = fmaxf(-INFINITY, from[0]), value = t == COLUMNS ? l : t < COLUMNS && at < c ? from[2 + at] : 0.0f, any = true;
+        }
+        for (int start = alone, batch; start < n; start += batch) {
             batch = min(BATCH, n - start);
-            if (start > 0) list(start);
+            if (start > alone) list(start);
             __syncthreads();
             if (start + batch < n)  // groups stay whole: the host sees to it that each has fewer parts than a batch
                 while (batch > 1 && listed[batch - 1].group == listed[batch].group) batch--;

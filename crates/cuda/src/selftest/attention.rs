@@ -447,10 +447,19 @@ fn decode(
     let groups = case.n.div_ceil(GROUP * CELLS);
     let mut partials = Partials::new(stream, &case.shape, case.heads, count)?;
     let mut of_groups = Partials::new(stream, &case.shape, case.heads, groups)?;
-    // How blocks are shared: all in one list; two lists that alternate; the middle third of the groups folded by the host.
-    for kind in ["one list", "two lists", "groups by the host"] {
-        let by_host = |b: usize| {
-            kind == "groups by the host" && (groups / 3..2 * groups / 3).contains(&(b / GROUP))
+    let first = groups.div_ceil(3);
+    // How blocks are shared: all in one list; two lists that alternate; the middle third of the groups folded by the host; the first third folded
+    // to one result.
+    for kind in [
+        "one list",
+        "two lists",
+        "groups by the host",
+        "first groups by the host",
+    ] {
+        let by_host = |b: usize| match kind {
+            "groups by the host" => (groups / 3..2 * groups / 3).contains(&(b / GROUP)),
+            "first groups by the host" => b / GROUP < first,
+            _ => false,
         };
         partials.values_mut().fill_bytes(stream, 0xff)?;
         for list in 0..2 {
@@ -474,6 +483,13 @@ fn decode(
             let group = index / GROUP;
             if !by_host(index) {
                 parts.push(Part::Block { index, slot });
+            } else if kind == "first groups by the host" {
+                if parts.is_empty() {
+                    parts.push(Part::Group {
+                        index: first - 1,
+                        slot: 0,
+                    });
+                }
             } else if slot == 0 || indices[slot - 1] / GROUP != group {
                 parts.push(Part::Group {
                     index: group,
@@ -482,8 +498,13 @@ fn decode(
             }
         }
         if parts.iter().any(|p| matches!(p, Part::Group { .. })) {
-            let folded = fold_groups(&partials.values().to_vec(stream)?, case, &indices, groups);
-            of_groups.values_mut().upload(stream, &folded)?;
+            let mut folded =
+                fold_groups(&partials.values().to_vec(stream)?, case, &indices, groups);
+            if kind == "first groups by the host" {
+                let one = case.heads * (2 + case.shape.c_v);
+                folded = fold_groups(&folded[..first * one], case, &vec![0; first], 1);
+            }
+            of_groups.values_mut().upload_at(stream, 0, &folded)?;
         }
         let mut list = Parts::new(stream, count)?;
         list.set(stream, &parts)?;

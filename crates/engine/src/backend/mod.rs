@@ -152,6 +152,8 @@ pub(crate) trait Backend: Debug + Sized {
 
     /// Makes a staging ring of `slots` slots of `bytes` each.
     fn make_slots(&mut self, slots: usize, bytes: usize) -> Result<(), Error>;
+    /// Says that slots are filled from here on which operations that were begun may still read: copies wait for these.
+    fn begin_batch(&mut self) {}
     /// Begins to copy bytes of each of some host slabs to slots from `first_slot` on.
     fn stage(&mut self, from: &[&Self::HostSlab], at: Range<usize>, first_slot: usize);
 

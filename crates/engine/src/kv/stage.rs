@@ -3,6 +3,8 @@
 //! A piece is one layer's part of a slab in host memory. A token needs the same pieces in the same order as the token before, layer after
 //! layer, so copies run ahead as far as there are slots: over the layers, and over the end of the token. A piece that is not the one
 //! expected (the tail has changed) is dropped, and the right one copied.
+//!
+//! Copies go in batches, of half of the slots where these hold much more than a layer streams: a device's two streams meet once a batch.
 
 use super::store::{Id, Store, Version};
 use crate::backend::Backend;
@@ -21,10 +23,11 @@ struct Key {
 }
 
 /// Slots, and what is in them or on its way there.
+///
+/// A token's pieces are numbered through, and the next token's go on from the next multiple of the slots in use: so each piece lies in the same slot token
+/// after token, and lists of them stay what they are. Slots are used in turns: a number's slot is free once the number so many before it was given back.
 #[derive(Debug, Default)]
 pub(super) struct Stage {
-    /// In the order in which they became free: slots are used in turns, so that each piece comes to lie in the same one token after token.
-    free: VecDeque<usize>,
     /// Copied ahead, in the order of use.
     ahead: VecDeque<(Key, usize)>,
     /// What is in host memory, in order.
@@ -32,9 +35,16 @@ pub(super) struct Stage {
     /// The first of it that each layer streams; it streams all after that, too.
     first: Vec<usize>,
     /// What all layers stream together.
-    pieces: usize,
-    /// The next piece to copy ahead: a layer, and a place in `tail`.
+    pieces: u64,
+    /// The next piece to copy ahead: a layer, and a place in `tail`; and its number.
     next: (usize, usize),
+    next_number: u64,
+    /// The number of the first piece whose slot is not free.
+    oldest: u64,
+    /// Pieces that were given back, and become free with the next batch.
+    returned: usize,
+    /// Whether what was begun may still read slots that are free.
+    is_read: bool,
     /// There are so many, and so many of them may be used.
     slots: usize,
     used: usize,
@@ -48,7 +58,6 @@ pub(super) type Layers = [Range<usize>];
 impl Stage {
     pub(super) fn new(slots: usize) -> Self {
         Self {
-            free: (0..slots).collect(),
             slots,
             used: slots,
             ..Self::default()
@@ -74,7 +83,7 @@ impl Stage {
     /// Pieces of a layer that are attended at once, and whether that is all of them. Where a quarter of the slots is left to be filled meanwhile
     /// they are; else while one half of the slots is attended the other is filled.
     pub(super) fn at_once(&self, layer: usize) -> (usize, bool) {
-        let slots = turns(self.used, self.pieces);
+        let slots = self.used;
         let first = self.first.get(layer).copied().unwrap_or(0);
         let pieces = self.tail.len().saturating_sub(first);
         if pieces + slots.div_ceil(4) <= slots {
@@ -93,11 +102,37 @@ impl Stage {
         std::mem::swap(&mut self.tail, tail);
         std::mem::swap(&mut self.first, first);
         let each = self.first.iter().map(|&first| self.tail.len() - first);
-        self.pieces = each.sum();
+        self.pieces = each.sum::<usize>() as u64;
+        self.restart(self.first_of_layer(0));
+    }
+
+    /// Forgets what was copied ahead, and goes on from a piece.
+    fn restart(&mut self, next: (usize, usize)) {
+        let (layer, at) = next;
+        let before = self.first.iter().take(layer);
+        let before: usize = before.map(|&first| self.tail.len() - first).sum();
+        let own = at.saturating_sub(self.first.get(layer).copied().unwrap_or(0));
+        self.next = next;
+        self.next_number = (before + own) as u64;
+        self.oldest = self.next_number;
+        self.returned = 0;
+        self.is_read = true;
         self.ahead.clear();
-        self.free.clear();
-        self.free.extend(0..turns(self.used, self.pieces));
-        self.next = self.first_of_layer(0);
+    }
+
+    /// Slots that are used in turns: no more than there are pieces.
+    fn turn(&self) -> u64 {
+        (self.used as u64).min(self.pieces).max(1)
+    }
+
+    /// The number of the piece after that of some number.
+    fn number_after(&self, number: u64) -> u64 {
+        let token = self.pieces.max(1).next_multiple_of(self.turn());
+        if (number + 1) % token < self.pieces {
+            number + 1
+        } else {
+            (number + 1).next_multiple_of(token)
+        }
     }
 
     /// A slot with a piece; it is the caller's until it is [given back](Self::give_back).
@@ -111,22 +146,46 @@ impl Stage {
     ) -> usize {
         let (id, version) = self.tail[at];
         let key = Key { layer, id, version };
-        while let Some((found, slot)) = self.ahead.pop_front() {
-            if found == key {
-                return slot;
-            }
-            self.free.push_back(slot);
+        match self.ahead.pop_front() {
+            Some((found, slot)) if found == key => return slot,
+            // A step that was not ended.
+            Some(_) => self.restart((layer, at)),
+            None if self.next != (layer, at) => self.restart((layer, at)),
+            None => {}
         }
-        let slot = self
-            .free
-            .pop_front()
-            .expect("callers hold fewer slots than there are");
+        let slot = self.free_slot();
+        let slot = slot.or_else(|| {
+            self.recycle();
+            self.free_slot()
+        });
+        let slot = slot.expect("callers hold fewer slots than there are");
         self.copy(backend, store, layers, &[key], slot);
-        self.next = self.after(layer, at);
+        self.advance();
         slot
     }
 
-    /// Gives slots back, and fills all that are free with what comes next.
+    /// The next piece's slot, if it is free.
+    fn free_slot(&self) -> Option<usize> {
+        let turn = self.turn();
+        (self.next_number < self.oldest + turn).then_some((self.next_number % turn) as usize)
+    }
+
+    /// The next piece is the one after it.
+    fn advance(&mut self) {
+        let (layer, at) = self.next;
+        self.next = self.after(layer, at);
+        self.next_number = self.number_after(self.next_number);
+    }
+
+    /// Slots that were given back are free.
+    fn recycle(&mut self) {
+        self.is_read |= self.returned > 0;
+        for _ in 0..std::mem::take(&mut self.returned) {
+            self.oldest = self.number_after(self.oldest);
+        }
+    }
+
+    /// Gives the slots of so many pieces back, the oldest ones, and fills all that are free with what comes next, unless so much is there that it can wait.
     pub(super) fn give_back<B: Backend>(
         &mut self,
         backend: &mut B,
@@ -134,13 +193,20 @@ impl Stage {
         layers: &Layers,
         slots: &mut Vec<usize>,
     ) {
-        self.free.extend(slots.drain(..));
+        let given = slots.len();
+        self.returned += given;
+        slots.clear();
+        // What the next layer needs is there then, and as much again.
+        let enough = (self.turn() as usize / 2).max(2 * given);
+        if self.ahead.len() > enough {
+            return;
+        }
+        self.recycle();
         let run_max = (RUN_BYTES / layers.first().map_or(1, Range::len).max(1)).max(1);
         let mut run: Vec<Key> = Vec::with_capacity(run_max);
         let mut first = 0;
-        // More than a token's pieces are never ahead.
-        while self.ahead.len() < self.pieces
-            && let Some(slot) = self.free.pop_front()
+        while self.pieces > 0
+            && let Some(slot) = self.free_slot()
         {
             let (layer, at) = self.next;
             let (id, version) = self.tail[at];
@@ -155,7 +221,7 @@ impl Stage {
             }
             run.push(key);
             self.ahead.push_back((key, slot));
-            self.next = self.after(layer, at);
+            self.advance();
         }
         self.copy(backend, store, layers, &run, first);
     }
@@ -174,6 +240,9 @@ impl Stage {
         };
         let from = |key: &Key| store.host(key.id).expect("the tail is in host memory");
         let from: Vec<&B::HostSlab> = keys.iter().map(from).collect();
+        if std::mem::take(&mut self.is_read) {
+            backend.begin_batch();
+        }
         backend.stage(&from, layers[*layer].clone(), first_slot);
         self.copied_bytes += (keys.len() * layers[*layer].len()) as u64;
     }
@@ -197,29 +266,33 @@ impl Stage {
     }
 }
 
-/// How many of `slots` slots are used in turns, if a token streams so many pieces: where nearly all of them divide the pieces evenly,
-/// so many. Then every piece has the same slot in each token, and lists of them stay what they are.
-fn turns(slots: usize, pieces: usize) -> usize {
-    let most = slots.min(pieces);
-    let even = (1..=most).rev().find(|n| pieces.is_multiple_of(*n));
-    match even {
-        Some(n) if 4 * n >= 3 * slots => n,
-        _ => slots,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn slots_divide_the_pieces_of_a_token_where_few_are_lost() {
-        // 48 layers of 17 pieces; a prime number of pieces; fewer pieces than slots.
-        assert_eq!(turns(34, 816), 34);
-        assert_eq!(turns(40, 816), 34);
-        assert_eq!(turns(32, 817), 32);
-        assert_eq!(turns(8, 3), 8);
-        assert_eq!(turns(8, 0), 8);
+    fn every_piece_has_the_same_slot_in_each_token() {
+        // 3 layers of 17, 16 and 17 pieces through 34 slots, two layers' worth; through more slots than pieces; through one.
+        for (slots, turn) in [(34, 34), (80, 50), (1, 1)] {
+            let mut stage = Stage::new(slots);
+            let mut tail: Vec<_> = (0..17).map(|i| (Id(i), Version(u64::from(i)))).collect();
+            stage.set_tail(&mut tail, &mut vec![0, 1, 0]);
+            assert_eq!((stage.pieces, stage.turn()), (50, turn));
+            let mut slot_of = std::collections::HashMap::new();
+            for _ in 0..3 * 50 {
+                assert!(
+                    stage.free_slot().is_some(),
+                    "one is free after one was given back"
+                );
+                let slot = (stage.next_number % turn) as usize;
+                assert_eq!(*slot_of.entry(stage.next).or_insert(slot), slot);
+                stage.advance();
+                stage.returned += 1;
+                stage.recycle();
+                assert_eq!(stage.oldest, stage.next_number);
+            }
+            assert_eq!((slot_of.len(), stage.next), (50, (0, 0)));
+        }
     }
 
     #[test]

@@ -163,6 +163,23 @@ impl Attends {
         });
         let mut slots: Vec<usize> = staged.collect();
         slots.dedup();
+        let lists = self.layers[attending.layer].sequences.len();
+        let place = attending.part.min(lists - 1);
+        if attending.generated && step.first {
+            self.at = (attending.layer, place);
+            self.slots_used = 0;
+            self.collected.clear();
+            let host: Vec<HostSpan> = spans.iter().filter_map(host_span).collect();
+            if let (Some(last), Some(attender)) = (host.last(), &mut self.attender) {
+                self.collected.push(Part::Group {
+                    index: last.index / GROUP,
+                    slot: 0,
+                });
+                let (position, at) = (attending.position, attending.at.clone());
+                attender.hand_over(stream, given.start, q, position, at, host)?;
+            }
+        }
+        // The CPU has its part by then, however late copies come.
         self.ring.await_filled(stream, &slots)?;
         let over: Vec<Over<'_>> = spans
             .iter()
@@ -181,22 +198,7 @@ impl Attends {
             })
             .collect();
         let layer = &mut self.layers[attending.layer];
-        let place = attending.part.min(layer.sequences.len() - 1);
         if attending.generated {
-            if step.first {
-                self.at = (attending.layer, place);
-                self.slots_used = 0;
-                self.collected.clear();
-                let host: Vec<HostSpan> = spans.iter().filter_map(host_span).collect();
-                if let (Some(last), Some(attender)) = (host.last(), &mut self.attender) {
-                    self.collected.push(Part::Group {
-                        index: last.index / GROUP,
-                        slot: 0,
-                    });
-                    let (position, at) = (attending.position, attending.at.clone());
-                    attender.hand_over(stream, given.start, q, position, at, host)?;
-                }
-            }
             let all_staged = over.len() == spans.iter().filter(|s| is_staged(s)).count();
             let table = if all_staged {
                 &mut layer.staged
@@ -246,10 +248,10 @@ impl Attends {
                 out,
             )?;
         }
-        self.ring.mark_read(stream, &slots)
+        Ok(())
     }
 
-    /// Sends the list of a layer's parts, which is known when the last has come, and takes the CPU's.
+    /// Sends the list of a layer's parts, which is known when the last has come.
     fn collect(&mut self, given: Given<'_>) -> Result<(), cuda::Error> {
         // What was streamed came last. Parts of one block stay in their order.
         self.collected.sort_by_key(|part| match *part {
@@ -263,11 +265,6 @@ impl Attends {
                 .parts
                 .send(given.stream, given.start, &mut self.outbox, &self.collected)?;
             lists.folded.clone_from(&self.collected);
-        }
-        if let (Some(Part::Group { .. }), Some(attender)) =
-            (self.collected.first(), &mut self.attender)
-        {
-            attender.take_back(given.stream, given.start)?;
         }
         Ok(())
     }
@@ -283,15 +280,21 @@ impl Attends {
         self.at.0
     }
 
-    /// Folds a generated token's partial results and sinks, rotates heads back if asked, and quantises what comes of it in blocks of some size.
+    /// Takes the CPU's part of a generated token's attention, if it has one, folds it with the others and sinks, rotates heads back if asked, and quantises what
+    /// comes of it in blocks of some size. What was read of the staging ring is copied anew meanwhile.
     pub(super) fn fold(
-        &self,
+        &mut self,
         given: Given<'_>,
         rotated: bool,
         sinks: Option<&Buffer<f32>>,
         blocks: Option<(&mut Acts, usize)>,
         attended: &mut Buffer<f32>,
     ) -> Result<(), cuda::Error> {
+        if let (Some(Part::Group { .. }), Some(attender)) =
+            (self.collected.first(), &mut self.attender)
+        {
+            attender.take_back(given.stream, given.start)?;
+        }
         let totals = self.attender.as_ref().map(Attender::totals);
         self.kernels.fold_to(
             given.stream,

@@ -398,6 +398,10 @@ impl Backend for Cuda<'_> {
         Ok(self.attends.ring.resize(&self.stream, slots, bytes)?)
     }
 
+    fn begin_batch(&mut self) {
+        self.run(|b| b.attends.ring.begin_batch(&b.stream));
+    }
+
     fn stage(&mut self, from: &[&Arc<Spilled>], at: Range<usize>, first_slot: usize) {
         self.run(|b| {
             let from: Vec<&Spilled> = from.iter().map(|slab| &***slab).collect();

@@ -1,8 +1,8 @@
 //! The staging ring on a device: slots that copies fill while the device computes.
 //!
-//! Copies go through a stream of their own; they have some MiB each, so that the link hardly rests between two of them. Nothing waits on the host: a copy
-//! to a slot waits, on the device, for the work that reads what was in it, and work that reads a slot for the copy that fills it. Waits
-//! are given once: a stream that waited for a mark is past all marks before it.
+//! Copies go through a stream of their own; they have some MiB each, so that the link hardly rests between two of them. Nothing waits on the host, but on
+//! the device a batch of copies waits for all work that was given before it, and work that reads a slot for the copy that fills it. Waits are given
+//! once: a stream that waited for a copy is past all copies before it.
 
 use crate::backend::Transfers;
 use cuda::stream::Timing;
@@ -22,8 +22,6 @@ pub(super) struct Ring {
     copying: Copying,
     /// Orders the stream that copies and the one that computes, where it is needed.
     order: Event,
-    /// Marks after work that reads, so far.
-    marks: u64,
     /// Pinned memory that what is not pinned goes through, once there is such, and whose turn it is.
     bounces: Vec<Bounce>,
     next_bounce: usize,
@@ -37,8 +35,6 @@ pub(super) struct Ring {
 #[derive(Debug)]
 struct Copying {
     stream: Stream,
-    /// The last mark that it waits for.
-    waits: u64,
     /// Copies that were given to it.
     copies: u64,
     /// The last of them that was waited for.
@@ -51,10 +47,6 @@ struct Slot {
     filled: Event,
     /// Which copy fills this slot, and whose event says that it is done.
     by: (u64, usize),
-    /// A mark: the work that reads slots is done.
-    read: Event,
-    /// The mark that is after the work which reads this slot, and whose it is.
-    after: (u64, usize),
 }
 
 impl Ring {
@@ -64,7 +56,6 @@ impl Ring {
         let pace = transfers.link_gb_s.map(|gb_s| Pace::new(stream, gb_s));
         let copying = Copying {
             stream: device.stream()?,
-            waits: 0,
             copies: 0,
             awaited: 0,
         };
@@ -74,7 +65,6 @@ impl Ring {
             slots: Vec::new(),
             copying,
             order: Event::new(device, Timing::Off)?,
-            marks: 0,
             bounces: Vec::new(),
             next_bounce: 0,
             host_copy: transfers.host_copy,
@@ -100,15 +90,12 @@ impl Ring {
             Ok(Slot {
                 filled: Event::new(device, Timing::Off)?,
                 by: (0, 0),
-                read: Event::new(device, Timing::Off)?,
-                after: (0, 0),
             })
         };
         self.buffer = Some(Buffer::zeroed(stream, slots.saturating_mul(bytes))?);
         self.slots = (0..slots).map(slot).collect::<Result<_, Error>>()?;
         // The zeros are written before anything is copied.
-        let all: Vec<usize> = (0..slots).collect();
-        self.mark_read(stream, &all)
+        self.begin_batch(stream)
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -130,14 +117,6 @@ impl Ring {
     ) -> Result<(), Error> {
         let copying = &mut self.copying;
         let slots = first..first + from.len();
-        // The last mark of all that read any of them.
-        let after = self.slots[slots.clone()].iter().map(|s| s.after).max();
-        if let Some((mark, whose)) = after
-            && copying.waits < mark
-        {
-            copying.stream.wait(&self.slots[whose].read)?;
-            copying.waits = mark;
-        }
         let (stream, slot_bytes) = (&copying.stream, self.slot_bytes);
         let buffer = self.buffer.as_mut().expect("there are slots");
         let direct = !self.host_copy && from.iter().all(|slab| slab.is_pinned());
@@ -181,16 +160,10 @@ impl Ring {
         Ok(())
     }
 
-    /// What was given to `stream` so far was the last to read slots.
-    pub(super) fn mark_read(&mut self, stream: &Stream, slots: &[usize]) -> Result<(), Error> {
-        let Some(&last) = slots.last() else {
-            return Ok(());
-        };
-        self.marks += 1;
-        for &slot in slots {
-            self.slots[slot].after = (self.marks, last);
-        }
-        stream.record(&self.slots[last].read)
+    /// What is copied from here on waits for all that was given to `stream` so far, which reads what is in the slots.
+    pub(super) fn begin_batch(&self, stream: &Stream) -> Result<(), Error> {
+        stream.record(&self.order)?;
+        self.copying.stream.wait(&self.order)
     }
 
     /// Does work on `stream` that writes host memory which slots are filled from: after the copies that were begun, before those that

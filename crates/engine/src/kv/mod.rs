@@ -409,8 +409,24 @@ impl<B: Backend> Cache<B> {
     }
 
     /// Spills until device memory has room for `needed` slabs: the oldest blocks of the sequence in work first, then those of others,
-    /// never some to keep.
+    /// never some to keep. Where it has less memory than was planned, and cells may be in host memory, there is less room from then on.
     fn make_room(&mut self, backend: &mut B, needed: usize, keep: &[Id]) -> Result<(), Error> {
+        self.spill_for(backend, needed, keep)?;
+        while let Err(error) = self.full.provide(backend, needed) {
+            if self.full.host_room() == 0 {
+                return Err(error);
+            }
+            self.full.stay();
+            let cells = self.full.device_max() * CELLS;
+            tracing::warn!(
+                "{error}: {cells} cells stay in device memory, others go to host memory"
+            );
+            self.spill_for(backend, needed, keep)?;
+        }
+        Ok(())
+    }
+
+    fn spill_for(&mut self, backend: &mut B, needed: usize, keep: &[Id]) -> Result<(), Error> {
         while self.full.is_over() || self.full.device_room() < needed {
             let sequence = self.sequence();
             let others = self.sequences.iter().flatten();

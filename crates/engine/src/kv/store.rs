@@ -46,6 +46,9 @@ pub(super) struct Store<B: Backend> {
     version: u64,
     /// Slabs that were given or taken memory so far.
     moves: u64,
+    /// Slabs that the device has memory for.
+    #[cfg(test)]
+    pub(super) memory_slabs: usize,
 }
 
 impl<B: Backend> Store<B> {
@@ -62,6 +65,8 @@ impl<B: Backend> Store<B> {
             host_max,
             version: 0,
             moves: 0,
+            #[cfg(test)]
+            memory_slabs: usize::MAX,
         }
     }
 
@@ -203,6 +208,23 @@ impl<B: Backend> Store<B> {
                 Id(id.expect("as many slabs have no room in any memory"))
             }
         })
+    }
+
+    /// Has memory for `n` more slabs, which may be fewer than there is room for: another process may have taken what was counted on.
+    pub(super) fn provide(&mut self, backend: &B, n: usize) -> Result<(), Error> {
+        while self.spare.len() < n {
+            #[cfg(test)]
+            if self.device + self.spare.len() >= self.memory_slabs {
+                return backend.slab(usize::MAX).map(|_| ());
+            }
+            self.spare.push(backend.slab(self.slab_bytes)?);
+        }
+        Ok(())
+    }
+
+    /// Gives up room in device memory for which there is no memory.
+    pub(super) fn stay(&mut self) {
+        self.device_max = self.device + self.spare.len();
     }
 
     fn take_device(&mut self, backend: &B) -> Result<B::Slab, Error> {

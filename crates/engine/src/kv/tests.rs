@@ -508,6 +508,32 @@ fn a_full_tail_and_a_small_window_are_errors() {
 }
 
 #[test]
+fn where_memory_is_gone_cells_go_to_host_memory() {
+    let model = model();
+    let placing = Placing {
+        window_blocks: Some(8),
+        tail_blocks: 3,
+        staging_slots: 2,
+        kv_share: 0.0,
+        gating: Gating::Off,
+    };
+    let mut world = World::new(&model, placing, None);
+    world.append(CELLS, false);
+    world.cache.full.memory_slabs = 3;
+    for _ in 0..4 {
+        world.append(CELLS, false);
+    }
+    world.append(2, true);
+    world.check();
+    let store = &world.cache.full;
+    assert_eq!((store.in_device(), store.in_host()), (3, 3));
+    world.append(CELLS - 2, false);
+    // The tail is full.
+    let error = world.cache.begin(&mut world.backend, 1, true).unwrap_err();
+    assert!(matches!(error, Error::TailFull { .. }), "{error}");
+}
+
+#[test]
 fn damaged_and_foreign_files_are_refused_and_change_nothing() {
     let model = model();
     let mut world = World::new(&model, Placing::RESIDENT, Some(300));

@@ -11,9 +11,9 @@ const STEPS: u64 = 96;
 /// More staging than this much of the budget is never tried: it only bounds how far copies run ahead.
 const STAGING_PART_MAX: u64 = 8;
 
-/// Slots for what a layer streams, as a multiple of that: while one layer's are attended, the next one's are filled. Layers differ a little in what
-/// they stream, and fewer slots than a layer needs have it attended in parts.
-const STAGING_LAYERS: f64 = 2.0;
+/// Slots for what a layer streams, as multiples of that: while one layer's are attended, the next one's are filled. Layers differ a little in what
+/// they stream, and fewer slots than a layer needs have it attended in parts. More of them are filled in fewer batches, but take room from the window.
+const STAGING_LAYERS: [f64; 3] = [2.0, 4.0, 8.0];
 
 /// What slots come in.
 const STAGING_STEP: u64 = 4;
@@ -125,8 +125,8 @@ impl Judge<'_> {
         sum / self.depths.len().max(1) as f64
     }
 
-    /// Slots that keep the link busy at full context, if a tail is streamed from this placement.
-    fn staging_slots(&self, needs: &Needs, given: &Given) -> u64 {
+    /// Slots that hold what so many layers stream at full context from this placement.
+    fn staging_slots(&self, needs: &Needs, given: &Given, layers: f64) -> u64 {
         let ample = Placement {
             staging_bytes: u64::MAX,
             ..given.placement(needs)
@@ -135,7 +135,7 @@ impl Judge<'_> {
         let streamed = self.costs.token(self.tier, &ample, depth).streamed_bytes;
         let slots = streamed / self.tier.full_layers() / needs.piece.max(1) as f64;
         // As integers are made of floats: NaN is 0.
-        ((slots * STAGING_LAYERS).ceil() as u64).next_multiple_of(STAGING_STEP)
+        ((slots * layers).ceil() as u64).next_multiple_of(STAGING_STEP)
     }
 
     /// The same, with a little for work that is hidden: among equal times the one that leaves more room wins.
@@ -222,14 +222,18 @@ pub(super) fn split(
         if memory.place != Place::Device || request.staging_slots.is_some() {
             return Some(least);
         }
-        let staging = judge
-            .staging_slots(needs, &least)
-            .saturating_mul(needs.piece);
-        let staging = staging
-            .min(capacity / STAGING_PART_MAX)
-            .saturating_add(needs.carried);
-        let more = hand(staging.max(needs.staging)).and_then(with);
-        return Some(more.unwrap_or(least));
+        let more = STAGING_LAYERS.into_iter().filter_map(|layers| {
+            let slots = judge.staging_slots(needs, &least, layers);
+            let staging = slots.saturating_mul(needs.piece);
+            let staging = staging
+                .min(capacity / STAGING_PART_MAX)
+                .saturating_add(needs.carried);
+            hand(staging.max(needs.staging)).and_then(with)
+        });
+        let ms = |given: &Given| judge.mean_ms(&given.placement(needs));
+        // The fewest of those that are equal.
+        let best = more.min_by(|a, b| ms(a).total_cmp(&ms(b)));
+        return Some(best.unwrap_or(least));
     }
     let hand = &mut hand_least;
     if request.spill_weights == SpillWeights::Experts {

@@ -1,14 +1,14 @@
 //! The overlapped model: copies of the tail run ahead of use, and the CPU attends over part of it where it lies.
 //!
 //! ```text
-//! t = max( (O + D) / link + rest,  T_other + L * t_layer + max( T_window, C / cpu + L * t_sync ) )
+//! t = max( (O + D) / link + rest,  T_other + L * t_layer + engage + max( (KV - C) / device attention, C / cpu + L * t_sync ) )
 //! t_layer: what only a tail needs, more of it with a share
-//! D + C = tail,   T_window = engage + (KV - C) / device attention
+//! D + C = tail
 //! rest = 0 if D <= L * staging * 3/4, else max(0, T_other - L * staging / 2 / link)
 //! ```
 //!
 //! D bytes are streamed and C bytes attended by the CPU. The layers that can have a tail are alike, so the sum over them is
-//! L times one. The copies are a timeline of their own (O: what else they carry), which runs ahead as far as the staging slots reach. Where
+//! L times one. What is left of the device's attention at no cells comes before the CPU is given its part, and after it has answered. The copies are a timeline of their own (O: what else they carry), which runs ahead as far as the staging slots reach. Where
 //! these hold what a layer streams, and some more, it is attended at once, copies go on meanwhile, and the link never rests. Where they do
 //! not, a layer is attended by halves of the slots, and the other half is all that is copied while the rest of the model works. While both
 //! run, link and CPU keep only a part of their rates, because they share the host's memory.
@@ -29,7 +29,7 @@ pub struct Overlapped {
     pub link_kept: f64,
     /// Part of its rate that CPU attention keeps while the link is busy.
     pub cpu_kept: f64,
-    /// Handing one layer's work to the CPU and back, and what its attention takes at no cells.
+    /// Handing one layer's work to the CPU and back, beside the device's attention at no cells, and what the CPU's takes at none.
     pub t_sync_ms: f64,
     /// Layers that can have a tail.
     pub layers: f64,
@@ -49,6 +49,8 @@ pub struct Overlapped {
     pub layer_ms: f64,
     /// What it takes more beside that if the CPU has a share.
     pub share_ms: f64,
+    /// What a batch of copies takes of the device: it begins when half of the slots can be filled anew, at the earliest once a layer.
+    pub batch_ms: f64,
 }
 
 /// How a tail is served, and what a token then takes.
@@ -116,10 +118,27 @@ impl Overlapped {
             0.0
         };
         if streamed + cpu > 0.0 {
-            (amount(self.layer_ms) + share) * amount(self.layers)
+            (amount(self.layer_ms) + share) * amount(self.layers) + self.batches_ms(streamed)
         } else {
             0.0
         }
+    }
+
+    /// What the batches take that so much is copied in.
+    fn batches_ms(&self, streamed: f64) -> f64 {
+        let half = self.ahead_bytes() / 2.0;
+        let batches = if streamed > half {
+            amount(self.layers)
+        } else {
+            amount(self.layers) * part(streamed / half)
+        };
+        // Endless halves: 0.
+        amount(self.batch_ms) * batches
+    }
+
+    /// Everything but what grows with the cells.
+    fn beside_cells_ms(&self) -> f64 {
+        amount(self.t_other_ms) + amount(self.attention_engage_ms)
     }
 
     /// Bytes that staging slots hold, each layer's anew, over a token.
@@ -134,7 +153,7 @@ impl Overlapped {
         let rates = self.rates(streamed, cpu);
         let copies = ms(amount(self.copied_bytes) + streamed, rates.link);
         let on_device = amount(self.kv_bytes) - cpu;
-        let window = amount(self.attention_engage_ms) + ms(on_device, self.attention_gb_s);
+        let window = ms(on_device, self.attention_gb_s);
         let rest = self.rest_ms(streamed, rates.link);
         let host = if cpu > 0.0 {
             ms(cpu, rates.cpu) + self.sync_ms()
@@ -142,7 +161,7 @@ impl Overlapped {
             0.0
         };
         let fixed = self.fixed_ms(streamed, cpu);
-        let compute = amount(self.t_other_ms) + fixed + window.max(host);
+        let compute = self.beside_cells_ms() + fixed + window.max(host);
         Split {
             streamed_bytes: streamed,
             cpu_bytes: cpu,
@@ -180,7 +199,7 @@ impl Overlapped {
         let Rates { link, cpu } = self.both();
         let (link, cpu) = (link * 1e6, cpu * 1e6);
         let device = amount(self.attention_gb_s) * 1e6;
-        let other = amount(self.t_other_ms) + self.fixed_ms(0.0, 1.0);
+        let other = self.beside_cells_ms() + self.fixed_ms(0.0, 1.0);
         let sync = self.sync_ms();
         let copied = amount(self.copied_bytes) + tail;
         // (copied - C) / link = other + sync + C / cpu
@@ -190,9 +209,8 @@ impl Overlapped {
         consider((copied / link + rest - other - sync) / (1.0 / link + 1.0 / cpu));
         // As much as leaves what the slots hold, whatever is lost to rounding.
         consider((tail - self.ahead_bytes() * AT_ONCE) * (1.0 + 1e-9));
-        // engage + (kv - C) / device = sync + C / cpu
-        let engage = amount(self.attention_engage_ms);
-        let window = engage + amount(self.kv_bytes) / device;
+        // (kv - C) / device = sync + C / cpu
+        let window = amount(self.kv_bytes) / device;
         consider((window - sync) / (1.0 / device + 1.0 / cpu));
         best
     }
@@ -211,7 +229,7 @@ impl Overlapped {
     pub fn t_star_bytes(&self, target: f64) -> f64 {
         let resident = self.t_resident_ms();
         let limit = resident / (1.0 - part(target));
-        let left = limit - amount(self.t_other_ms);
+        let left = limit - self.beside_cells_ms();
         // What any tail costs must be allowed.
         let allowed = |fixed_ms: f64| fixed_ms <= limit - resident;
         let (fixed, fixed_shared) = (self.fixed_ms(1.0, 0.0), self.fixed_ms(0.0, 1.0));

@@ -117,6 +117,7 @@ fn round() -> Overlapped {
         staging_bytes: f64::INFINITY,
         layer_ms: 0.0,
         share_ms: 0.0,
+        batch_ms: 0.0,
     }
 }
 
@@ -181,6 +182,22 @@ fn handing_over_costs() {
 }
 
 #[test]
+fn many_staging_slots_are_filled_in_few_batches() {
+    // 320 MB in 32 layers: 10 MB each.
+    let ms = |staging_mb: f64| {
+        let model = Overlapped {
+            staging_bytes: staging_mb * 1e6,
+            batch_ms: 0.01,
+            ..round()
+        };
+        model.split(320e6, 0.0).t_ms - 21.0
+    };
+    assert!((ms(20.0) - 0.32).abs() < 1e-9, "{}", ms(20.0));
+    assert!((ms(80.0) - 0.08).abs() < 1e-9, "{}", ms(80.0));
+    assert!(ms(f64::INFINITY).abs() < 1e-12);
+}
+
+#[test]
 fn few_staging_slots_make_layers_wait() {
     let all = Overlapped {
         kv_bytes: 2e9,
@@ -191,6 +208,7 @@ fn few_staging_slots_make_layers_wait() {
         staging_bytes: 16e6,
         layer_ms: 0.0,
         share_ms: 0.0,
+        batch_ms: 0.0,
         ..all
     };
     // 0.9 GB fit into the 22 ms beside everything else, but in halves of the slots only 256 MB of them can be there early.
@@ -227,6 +245,7 @@ fn the_published_machine_is_not_as_slow_as_the_additive_model_says() {
         staging_bytes: f64::INFINITY,
         layer_ms: 0.0,
         share_ms: 0.0,
+        batch_ms: 0.0,
     };
     assert!((overlapped.t_resident_ms() - resident).abs() < 0.1);
     assert!(additive.drop(tail) > 0.85);
@@ -264,6 +283,7 @@ prop_compose! {
             staging_bytes: n[11],
             layer_ms: 0.0,
             share_ms: 0.0,
+            batch_ms: 0.0,
         }
     }
 }
@@ -295,6 +315,7 @@ prop_compose! {
             staging_bytes: staging,
             layer_ms: 0.0,
             share_ms: 0.0,
+            batch_ms: 0.0,
         }
     }
 }

@@ -1,10 +1,12 @@
 //! `bench --place`, `bench --tails`: tokens a second with the same cells placed in several ways, beside what was predicted.
 //!
-//! Weights are made once, and cells once a depth: what changes between two rows is where they lie and who attends them.
+//! Weights are made once, and cells once a depth: what changes between two rows is where they lie and who attends them. So all rows of a depth must
+//! have the same logits, to the bit, which is looked at.
 
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
+use engine::eval::LogitsHash;
 use engine::model::Model;
 use engine::plan::session::{self, Asked, SessionPlan};
 use engine::session::{BLOCK_CELLS, Gating, Placing, Session, Wanted};
@@ -92,6 +94,8 @@ pub struct Row {
     pub drop: f64,
     /// The tail over what a token takes longer than with the depth's first row.
     pub tail_gb_s: Option<f64>,
+    /// SHA-256 of the last token's logits.
+    pub logits: String,
     pub overlapped: Predicted,
     pub additive: Predicted,
 }
@@ -130,6 +134,9 @@ pub fn measure(model: &Model, task: &Task<'_>) -> Result<Vec<Row>> {
         session.truncate(task.depth);
         session.place(&placing)?;
         let tok_s = decode(&mut session, model, task)?;
+        let mut logits = LogitsHash::default();
+        logits.update(session.logits());
+        let logits = logits.hex();
         let predicted = |model: SpillModel, first: Option<Predicted>| {
             let asked = Asked {
                 request: Request {
@@ -152,6 +159,13 @@ pub fn measure(model: &Model, task: &Task<'_>) -> Result<Vec<Row>> {
         let base = first.map_or(median_tok_s, |r| r.median_tok_s);
         let tail_bytes = session.spread().host_bytes;
         let more_s = 1.0 / median_tok_s - 1.0 / base;
+        let same = first.is_none_or(|r| r.logits == logits);
+        ensure!(
+            same,
+            "with {} MiB in host memory, of which the CPU attends {:.2}, logits are not those of the first row",
+            tail_bytes >> 20,
+            placing.kv_share
+        );
         rows.push(Row {
             cache_type_k: session.options().type_k.to_string(),
             cache_type_v: session.options().type_v.to_string(),
@@ -165,6 +179,7 @@ pub fn measure(model: &Model, task: &Task<'_>) -> Result<Vec<Row>> {
             median_tok_s,
             drop: 1.0 - median_tok_s / base,
             tail_gb_s: (tail_bytes > 0 && more_s > 0.0).then(|| tail_bytes as f64 / more_s / 1e9),
+            logits,
             overlapped,
             additive,
         });

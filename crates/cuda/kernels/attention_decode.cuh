@@ -164,7 +164,6 @@ __device__ __forceinline__ void attend_any(const Args& a) {
     if (of_heads <= gridDim.x) {
         few::attend<W>(a, shared);
     } else {
-        wait_for_previous();
         many::attend<G, W>(a, shared);
     }
 }

@@ -249,7 +249,7 @@ __host__ __device__ constexpr int shared_bytes(int g, int c_k, int c_v) { return
 
 template <int G, int W>
 __device__ __forceinline__ void attend(const Args& a, uint8_t* shared) {
-    const int panel = threadIdx.x / 32, lane = threadIdx.x % 32, position = (int)*a.position, heads = a.heads_kv * a.gqa;
+    const int panel = threadIdx.x / 32, lane = threadIdx.x % 32, heads = a.heads_kv * a.gqa;
     const int blocks = (int)*a.count, groups = (a.gqa + G - 1) / G;
     Place at = place(blockIdx.x, gridDim.x, blocks, groups, a.heads_kv);
     if (at.left == 0) return;
@@ -259,7 +259,12 @@ __device__ __forceinline__ void attend(const Args& a, uint8_t* shared) {
     float* largest = parts + WARPS * G * a.c_v;  // [4][8], then of all [8]
     const Cut c = cut(a);
     Stream stream{shared + panel * RING * STAGE, 0, at, 0, nullptr, nullptr, nullptr, nullptr};
-    stream.start(a, c, position, panel, blocks, groups);
+    // What is not the newest block was written long ago, and all of it is seen where there is no window, wherever the token stands.
+    const bool is_old = at.block < blocks - 1 && a.window == 0 && c.k_steps + c.v_steps >= RING;
+    if (!is_old) wait_for_previous();
+    stream.start(a, c, is_old ? INT_MAX - CELLS : (int)*a.position, panel, blocks, groups);
+    wait_for_previous();
+    const int position = (int)*a.position;
     const int column = min(lane * W, a.c_v - W);
     for (bool is_new = true; at.left > 0; is_new = at.block == blocks - 1, at.advance(blocks, groups)) {
         if (is_new) {

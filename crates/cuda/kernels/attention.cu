@@ -24,7 +24,7 @@ extern "C" __global__ void append(const float* k, const float* v, const cache::B
 
 // q [T, H, C_k], k [T, K, C_k], v [T, K, C_v], head by head: bias added; norm, rope (of q and k); rotation; each may be absent. In place, but for a
 // list of blocks: then k and v of token t, at `position[t]`, go to its cell and nowhere else; a list of several tokens has token t's block in entry t,
-// of one token's the cell is in the last block or one before it. A warp a head.
+// of one token's the cell is in the last block or one before it. A warp a head, for v where there is something to do.
 //
 // `angle_row` null: token t has row t of cos, sin [.., pairs]; else row *angle_row + t. Dynamic shared memory: the larger C floats a warp. The list is
 // read before the kernel ahead has ended: it is the host that writes it.
@@ -34,7 +34,8 @@ extern "C" __global__ void __launch_bounds__(128) turn(float* q, float* k, float
                                                        int rotate_v, const cache::Block* blocks, const unsigned* count, const unsigned* position, int type_k, int type_v) {
     extern __shared__ __align__(16) float rows[];
     let_next_start();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, item = blockIdx.x * (blockDim.x / 32) + warp, all = heads + 2 * heads_kv;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, item = blockIdx.x * (blockDim.x / 32) + warp;
+    const int all = heads + (blocks != nullptr || bias_v != nullptr || rotate_v ? 2 : 1) * heads_kv;
     const int t = item / all, of_token = item % all;
     const unsigned listed = blocks != nullptr ? *count : 0, at = tokens > 1 ? (unsigned)t : listed - 1;
     cache::Block own{};

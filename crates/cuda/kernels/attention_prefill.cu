@@ -11,17 +11,24 @@ PREFILL_KERNEL(prefill_96_converted, 96, 2, 4, false)
 PREFILL_KERNEL(prefill_128_converted, 128, 2, 4, false)
 PREFILL_KERNEL(prefill_256_converted, 256, 1, 8, false)
 
-// Stores `tokens` cells of one block (attention_cache.cuh), from cell `cell` of it on: k [.., K, C_k], v [.., K, C_v], of which they are rows `first` ...
+// Where blocks of a sequence lie that follow one another (attention_cache.cuh).
+struct Blocks {
+    uint8_t* at[16];
+};
+
+// Stores `tokens` cells of some blocks, from cell `cell` of the first one on: k [.., K, C_k], v [.., K, C_v], of which they are rows `first` ...
 //
-// Grid: 8 x 32 cells, KV heads, K or V. Block: 32 lanes x 4. Half-precision cells go through shared memory, so that both sides are whole lines.
-extern "C" __global__ void __launch_bounds__(128) append_block(const float* k, const float* v, uint8_t* block, int cell, int first, int tokens, int heads, int c_k, int c_v,
-                                                               int type_k, int type_v) {
+// Grid: 8 x 32 cells of each block, KV heads, K or V. Block: 32 lanes x 4. Half-precision cells go through shared memory, so that both sides are whole lines.
+extern "C" __global__ void __launch_bounds__(128) append_blocks(const float* k, const float* v, int cell, int first, int tokens, int heads, int c_k, int c_v, int type_k,
+                                                                int type_v, const __grid_constant__ Blocks blocks) {
     wait_for_previous();
     let_next_start();
     constexpr int COLUMNS = 64;
     __shared__ float stage[32][COLUMNS + 1];
     const bool is_k = blockIdx.z == 0;
-    const int c = is_k ? c_k : c_v, type = is_k ? type_k : type_v, head = blockIdx.y, n0 = blockIdx.x * 32, lane = threadIdx.x;
+    const int c = is_k ? c_k : c_v, type = is_k ? type_k : type_v, head = blockIdx.y, n0 = blockIdx.x % (CELLS / 32) * 32, lane = threadIdx.x;
+    uint8_t* block = blocks.at[blockIdx.x / (CELLS / 32)];
+    cell -= blockIdx.x / (CELLS / 32) * CELLS;
     if (n0 >= cell + tokens || n0 + 32 <= cell) return;
     const float* x = is_k ? k : v;
     auto row = [&](int n) { return x + ((size_t)(first + n - cell) * heads + head) * c; };

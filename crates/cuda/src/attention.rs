@@ -248,7 +248,10 @@ impl Attention {
         if tokens == 0 {
             return Ok(());
         }
-        let all = heads + 2 * shape.heads;
+        // As in the kernel.
+        let is_v_alike =
+            append.is_none() && how.bias[2].is_none() && how.rotation_v == Rotation::None;
+        let all = heads + if is_v_alike { 1 } else { 2 } * shape.heads;
         let rotates = |rotation| Arg::from(i32::from(rotation == Rotation::Hadamard));
         let args = [
             Arg::from(q),

@@ -41,8 +41,10 @@ unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
-/// An argument of a kernel: up to 8 bytes, the type being the kernel's affair.
+/// An argument of a kernel: up to 8 bytes, the type being the kernel's affair. A last parameter of several words takes all arguments that are left,
+/// as they lie side by side.
 #[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
 pub struct Arg(u64);
 
 impl Arg {
@@ -274,8 +276,9 @@ impl Kernel {
             args.len().saturating_sub(ARGS_MAX),
             0,
         )?;
-        for (pointer, arg) in pointers.iter_mut().zip(args) {
-            *pointer = std::ptr::from_ref(&arg.0).cast_mut().cast();
+        for (i, pointer) in pointers.iter_mut().take(args.len()).enumerate() {
+            // Of all that follows, too.
+            *pointer = args[i..].as_ptr().cast_mut().cast();
         }
         let overlapped = launch.start == Start::Overlapped && device.properties().compute >= (9, 0);
         let mut attributes = [LaunchAttribute {

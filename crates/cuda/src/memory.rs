@@ -324,6 +324,32 @@ impl<T: Plain> Buffer<T> {
         })
     }
 
+    /// Copies `range` to number `first` and on, which lies before it, in the stream's order.
+    pub fn copy_down(
+        &mut self,
+        stream: &Stream,
+        first: usize,
+        range: Range<usize>,
+    ) -> Result<(), Error> {
+        self.range("copy", range.start, range.len())?;
+        let overlap = (first + range.len()).saturating_sub(range.start);
+        crate::error::length("copy", "numbers that are copied onto others", overlap, 0)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        let driver = self.device.bind()?;
+        let at = |number: usize| self.at + (number * size_of::<T>()) as u64;
+        // SAFETY: both ranges are inside the buffer, one before the other.
+        self.device.check("cuMemcpyDtoDAsync", unsafe {
+            (driver.copy_across)(
+                at(first),
+                at(range.start),
+                range.len() * size_of::<T>(),
+                stream.handle(),
+            )
+        })
+    }
+
     fn range(&self, op: &'static str, first: usize, len: usize) -> Result<(), Error> {
         match first.checked_add(len) {
             Some(end) if end <= self.len => Ok(()),

@@ -57,26 +57,28 @@ impl Attention {
         unsafe { table.send(stream, start, outbox, &blocks) }
     }
 
-    /// [`Attention::append`] to one block, which needs no list: of `tokens` tokens, from row `row` of `k` and `v` on, the first one's cell being
-    /// `position`, those that are cells of it.
+    /// [`Attention::append`] to blocks that follow one another, which needs no list: of `tokens` tokens, from row `row` of `k` and `v` on, the first
+    /// one's cell being `position`, those that are cells of them.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn append_to(
         &self,
         stream: &Stream,
         start: Start,
-        block: &Over<'_>,
+        blocks: &[Over<'_>],
         position: usize,
         tokens: usize,
         row: usize,
         k: &Buffer<f32>,
         v: &Buffer<f32>,
     ) -> Result<(), Error> {
-        let cells = block.cells.0..block.cells.1;
-        let (slab, offset) = (block.slab, block.offset);
-        let block = KvBlock::new(&self.shape, slab, offset, block.index, cells, 0)?;
         let shape = &self.shape;
+        let block = |block: &Over<'_>| {
+            let cells = block.cells.0..block.cells.1;
+            KvBlock::new(shape, block.slab, block.offset, block.index, cells, 0)
+        };
+        let blocks: Vec<KvBlock> = blocks.iter().map(block).collect::<Result<_, _>>()?;
         self.prefill
-            .append(stream, start, shape, &block, position, tokens, row, k, v)
+            .append(stream, start, shape, &blocks, position, tokens, row, k, v)
     }
 
     /// [`Attention::turn`] of as many tokens as there are blocks, to which their cells go.

@@ -14,6 +14,9 @@ const SPAN: usize = 4096;
 /// Cells of a tile.
 const TILE: usize = 64;
 
+/// Blocks that a launch writes cells to: as in the kernel.
+const WRITTEN: usize = 16;
+
 /// Where a call stands among those that attend one layer's cells in parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
@@ -96,22 +99,22 @@ impl Prefill {
         Ok(Self {
             attend,
             merge: module.kernel("merge_spans")?,
-            append: module.kernel("append_block")?,
+            append: module.kernel("append_blocks")?,
             rows,
             threads,
             shared_bytes,
         })
     }
 
-    /// Stores those of `tokens` tokens that are cells of `block`: `k` `[T, K, C]`, `v` `[T, K, C]` from row `row` on, the first token's cell being
-    /// `position`.
+    /// Stores those of `tokens` tokens that are cells of `blocks`, which follow one another: `k` `[T, K, C]`, `v` `[T, K, C]` from row `row` on, the
+    /// first token's cell being `position`.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub(super) fn append(
         &self,
         stream: &Stream,
         start: Start,
         shape: &KvShape,
-        block: &KvBlock,
+        blocks: &[KvBlock],
         position: usize,
         tokens: usize,
         row: usize,
@@ -122,29 +125,37 @@ impl Prefill {
         let rows = row + tokens;
         at_least(op, "K", k.len(), rows * shape.heads * shape.c_k)?;
         at_least(op, "V", v.len(), rows * shape.heads * shape.c_v)?;
-        let base = block.index() * CELLS;
-        let from = position.max(base);
-        let end = (position + tokens).min(base + CELLS);
-        if from >= end {
-            return Ok(());
+        for some in blocks.chunks(WRITTEN) {
+            for (i, block) in some.iter().enumerate() {
+                length(op, "number of a block", block.index(), some[0].index() + i)?;
+            }
+            let base = some[0].index() * CELLS;
+            let from = position.max(base);
+            let end = (position + tokens).min(base + some.len() * CELLS);
+            if from >= end {
+                continue;
+            }
+            let mut args = vec![
+                Arg::from(k),
+                Arg::from(v),
+                int(from - base),
+                int(row + from - position),
+                int(end - from),
+                int(shape.heads),
+                int(shape.c_k),
+                int(shape.c_v),
+                int(shape.type_k as usize),
+                int(shape.type_v as usize),
+            ];
+            args.extend(some.iter().map(|block| Arg::from(block.address())));
+            args.extend((some.len()..WRITTEN).map(|_| Arg::NULL));
+            let grid = [CELLS / 32 * some.len(), shape.heads, 2].map(|n| n as u32);
+            let launch = Launch::grid(grid, [32, 4, 1]).start(start);
+            // SAFETY: as the kernel takes them, the last parameter being the blocks' addresses; lengths are checked, and a block lies inside its slab,
+            // which the caller vouches for.
+            unsafe { self.append.launch(stream, launch, &args)? };
         }
-        let args = [
-            Arg::from(k),
-            Arg::from(v),
-            block.address().into(),
-            int(from - base),
-            int(row + from - position),
-            int(end - from),
-            int(shape.heads),
-            int(shape.c_k),
-            int(shape.c_v),
-            int(shape.type_k as usize),
-            int(shape.type_v as usize),
-        ];
-        let grid = [CELLS / 32, shape.heads, 2].map(|n| n as u32);
-        let launch = Launch::grid(grid, [32, 4, 1]).start(start);
-        // SAFETY: as the kernel takes them; lengths are checked, and a block lies inside its slab, which the caller vouches for.
-        unsafe { self.append.launch(stream, launch, &args) }
+        Ok(())
     }
 
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]

@@ -249,13 +249,15 @@ impl OnDevice {
             if (first / chunk).is_multiple_of(2) {
                 attention.append(stream, START, &table, &at, tokens, &k, &v)?;
             } else {
-                for block in &whole {
-                    let over = Over {
-                        slab: &self.slab,
-                        offset: (block.address() - self.slab.address()) as usize,
-                        index: block.index(),
-                        cells: (0, CELLS),
-                    };
+                let over = |block: &KvBlock| Over {
+                    slab: &self.slab,
+                    offset: (block.address() - self.slab.address()) as usize,
+                    index: block.index(),
+                    cells: (0, CELLS),
+                };
+                // Blocks that are gone interrupt a row of them.
+                for blocks in whole.chunk_by(|a, b| a.index() + 1 == b.index()) {
+                    let over: Vec<Over<'_>> = blocks.iter().map(over).collect();
                     attention.append_to(stream, START, &over, first, tokens, 0, &k, &v)?;
                 }
             }

@@ -227,14 +227,13 @@ pub(crate) trait Backend: Debug + Sized {
         k: &mut Self::Array,
         v: &mut Self::Array,
     );
-    /// Stores tokens `tokens` of the sequence's, whose rows of `k` `[T, K, C]` and `v` `[T, K, C]` begin at the first one's, in block `block`, to
-    /// which they belong.
+    /// Stores the sequence's tokens, whose rows of `k` `[T, K, C]` and `v` `[T, K, C]` begin at the first one's, in the blocks to which they belong:
+    /// `slabs` are theirs, the first one that of block `first`.
     fn append(
         &mut self,
         attending: &Attending<'_>,
-        slab: &mut Self::Slab,
-        block: usize,
-        tokens: Range<usize>,
+        slabs: &mut [&mut Self::Slab],
+        first: usize,
         k: &Self::Array,
         v: &Self::Array,
     );
@@ -250,7 +249,7 @@ pub(crate) trait Backend: Debug + Sized {
     ) {
         self.turn(turn, tokens.len(), q, k, v);
         for (attending, slab, block) in tokens {
-            self.append(&attending, slab, block, 0..1, k, v);
+            self.append(&attending, &mut [slab], block, k, v);
         }
     }
     /// Attends the sequence's rows of `q` `[T, H, C]` over spans in ascending order, in one call or several (where
@@ -306,6 +305,8 @@ pub(crate) trait Backend: Debug + Sized {
         up: &mut Self::Array,
         delta: &mut Self::Array,
     );
+    /// Leaves of `x` `[T, D]` and `q` `[T, H, C]`, of two tokens or more, the last token's rows, as the first ones.
+    fn keep_last(&mut self, tokens: usize, x: &mut Self::Array, q: &mut Self::Array);
     /// Adds what the last half gave to `x` `[T, D]`. `normed` is work space.
     fn add(
         &mut self,

@@ -50,28 +50,19 @@ impl<B: Backend> Cache<B> {
         let (shape, LayerAt { at, .. }) = (self.shape, self.layers[layer].clone());
         for part in 0..self.work.len() {
             let attending = attending(&self.work[part], layer, None, &shape, &at);
-            let mut done = 0;
-            while done < attending.tokens {
-                let cell = attending.position + done;
-                let count = (CELLS - cell % CELLS).min(attending.tokens - done);
-                let behind = cell / CELLS - attending.position / CELLS;
-                let slab = self.writable(part, layer, behind);
-                backend.append(&attending, slab, cell / CELLS, done..done + count, k, v);
-                done += count;
-            }
+            let first = attending.position / CELLS;
+            let end = (attending.position + attending.tokens).div_ceil(CELLS);
+            let is_windowed = self.layers[layer].windowed;
+            let written = |behind| written(&self.sequences, &self.work[part], is_windowed, behind);
+            let ids: Vec<Id> = (0..end - first).map(written).collect();
+            let store = if is_windowed {
+                &mut self.ring
+            } else {
+                &mut self.full
+            };
+            let mut slabs = store.device_each_mut(&ids);
+            backend.append(&attending, &mut slabs, first, k, v);
         }
-    }
-
-    /// The slab that a layer's part of a block of a sequence of the step is written to, so many blocks behind the first.
-    fn writable(&mut self, part: usize, layer: usize, behind: usize) -> &mut B::Slab {
-        let is_windowed = self.layers[layer].windowed;
-        let id = written(&self.sequences, &self.work[part], is_windowed, behind);
-        let store = if is_windowed {
-            &mut self.ring
-        } else {
-            &mut self.full
-        };
-        store.device_mut(id)
     }
 
     /// Attends the tokens' queries `q` `[T, H, C]` over all cells of a layer.
@@ -86,16 +77,32 @@ impl<B: Backend> Cache<B> {
         let lone = self.work.iter().filter(|part| is_lone(part)).count();
         if lone < 2 {
             for part in 0..self.work.len() {
-                self.attend_part(backend, part, layer, q, out);
+                self.attend_part(backend, part, layer, false, q, out);
             }
             return;
         }
         for part in 0..self.work.len() {
             if !self.is_lone(&self.work[part], layer) {
-                self.attend_part(backend, part, layer, q, out);
+                self.attend_part(backend, part, layer, false, q, out);
             }
         }
         self.attend_lone(backend, layer, q, out);
+    }
+
+    /// The same of the step's last token alone, a prompt's, whose query is the first row.
+    pub(crate) fn attend_last(
+        &mut self,
+        backend: &mut B,
+        layer: usize,
+        q: &B::Array,
+        out: &mut B::Array,
+    ) {
+        self.attend_part(backend, 0, layer, true, q, out);
+    }
+
+    /// Whether all that the step attends is in device memory.
+    pub(crate) fn is_all_there(&self) -> bool {
+        self.full_spans.iter().all(|span| span.lies == Lies::Device)
     }
 
     /// Whether a part of the step is one token, whose cells of a layer are all in device memory.
@@ -139,6 +146,7 @@ impl<B: Backend> Cache<B> {
         backend: &mut B,
         part: usize,
         layer: usize,
+        is_last_alone: bool,
         q: &B::Array,
         out: &mut B::Array,
     ) {
@@ -149,7 +157,11 @@ impl<B: Backend> Cache<B> {
         } = &self.layers[layer];
         let part = &self.work[part];
         let window = if *windowed { self.window } else { None };
-        let attending = attending(part, layer, window, &self.shape, at);
+        let mut attending = attending(part, layer, window, &self.shape, at);
+        if is_last_alone {
+            attending.position += attending.tokens - 1;
+            (attending.row, attending.tokens) = (0, 1);
+        }
         let (store, spans) = if *windowed {
             (&self.ring, &self.ring_spans[part.ring.clone()])
         } else {

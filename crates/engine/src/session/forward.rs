@@ -38,6 +38,14 @@ pub(super) struct Work<B: Backend> {
     values: usize,
 }
 
+/// Whose outputs are wanted of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tokens {
+    All,
+    Last,
+    None,
+}
+
 impl<B: Backend> Work<B> {
     pub(super) fn new(backend: &B, ubatch: usize) -> Result<Self, Error> {
         let c = backend.model().config();
@@ -77,7 +85,8 @@ impl<B: Backend> Work<B> {
     }
 
     /// Runs `tokens` through all layers; their cells are in the cache afterwards, which has room for them and is still to be advanced,
-    /// their outputs in `x`.
+    /// their outputs in `x`. Returns the row of the last one's: of tokens whose outputs are not wanted the last layer makes cells alone, where that
+    /// disturbs nothing that is told of all tokens (experts) or of all cells (those that are streamed).
     pub(super) fn forward(
         &mut self,
         backend: &mut B,
@@ -85,13 +94,20 @@ impl<B: Backend> Work<B> {
         cache: &mut Cache<B>,
         rotation: Rotation,
         tokens: &[u32],
-    ) {
+        wanted: Tokens,
+    ) -> usize {
         let t = tokens.len();
         backend.begin(cache.positions(), tokens, &mut self.x);
         // What each half gives is added on the way into the next.
-        let mut before = None;
+        let (mut before, mut rows) = (None, t);
         for (i, layer) in model.layers.iter().enumerate() {
-            self.attention(
+            let is_last = i + 1 == model.layers.len();
+            let is_cut = is_last
+                && t > 1
+                && wanted != Tokens::All
+                && matches!(layer.ffn, FeedForward::Dense(_))
+                && cache.is_all_there();
+            self.cells(
                 backend,
                 model.config(),
                 i,
@@ -101,7 +117,19 @@ impl<B: Backend> Work<B> {
                 rotation,
                 t,
             );
-            self.feed_forward(backend, layer, t);
+            if is_cut && wanted == Tokens::None {
+                return 0;
+            }
+            if is_cut {
+                backend.keep_last(t, &mut self.x, &mut self.q);
+                cache.attend_last(backend, i, &self.q, &mut self.attended);
+                rows = 1;
+            } else {
+                cache.attend(backend, i, &self.q, &mut self.attended);
+            }
+            let (attended, delta) = (&mut self.attended, &mut self.delta);
+            backend.leave(&layer.output, rotation.v, rows, attended, delta);
+            self.feed_forward(backend, layer, rows);
             before = Some(layer);
         }
         if let Some(layer) = before {
@@ -109,15 +137,17 @@ impl<B: Backend> Work<B> {
                 delta: &self.delta,
                 norm: layer.post_ffn_norm.as_ref(),
             };
-            backend.add(added, t, &mut self.x, &mut self.normed);
+            backend.add(added, rows, &mut self.x, &mut self.normed);
         }
+        rows - 1
     }
 
+    /// Queries of a layer, and its cells.
     #[allow(
         clippy::too_many_arguments,
         reason = "all that a layer's attention is made of"
     )]
-    fn attention(
+    fn cells(
         &mut self,
         backend: &mut B,
         c: &Config,
@@ -134,7 +164,6 @@ impl<B: Backend> Work<B> {
             q,
             k,
             v,
-            attended,
             delta,
             ..
         } = self;
@@ -154,8 +183,6 @@ impl<B: Backend> Work<B> {
             rotation,
         };
         cache.turn_and_append(backend, i, t, &turn, q, k, v);
-        cache.attend(backend, i, q, attended);
-        backend.leave(&layer.output, rotation.v, t, attended, delta);
     }
 
     fn feed_forward(&mut self, backend: &mut B, layer: &Layer, t: usize) {

@@ -19,7 +19,7 @@ use crate::experts::{Counts, ExpertPlacing, Profile, Store, Verdicts};
 use crate::kv::Cache;
 use crate::kv::file::Origin;
 use crate::model::{Config, Model};
-use forward::Work;
+use forward::{Tokens, Work};
 use place::gate::Gate;
 use std::io::{self, Write};
 use std::ops::{ControlFlow, Range};
@@ -251,13 +251,18 @@ impl<B: Backend> Run<B> {
             let (chunk, later) = rest.split_at(most.min(rest.len()));
             rest = later;
             cache.begin(backend, chunk.len(), false)?;
-            work.forward(backend, model, cache, rotation, chunk);
+            let of = match wanted {
+                Wanted::Last if rest.is_empty() => Tokens::Last,
+                Wanted::None | Wanted::Last => Tokens::None,
+                Wanted::Outputs(_) | Wanted::All(_) => Tokens::All,
+            };
+            let last = work.forward(backend, model, cache, rotation, chunk, of);
             // What failed has left no cells.
             backend.finish()?;
             cache.advance();
             match wanted {
                 Wanted::Last if rest.is_empty() => {
-                    work.logits(backend, chunk.len() - 1..chunk.len())?;
+                    work.logits(backend, last..last + 1)?;
                 }
                 Wanted::None | Wanted::Last => {}
                 Wanted::Outputs(values) => work.outputs(backend, 0..chunk.len(), values)?,
@@ -297,7 +302,7 @@ impl<B: Backend> Run<B> {
         cache.begin(backend, 1, true)?;
         let (positions, again) = (cache.n()..cache.n() + 1, cache.is_again());
         backend.step(from_ref(&positions), &[token], again, |backend| {
-            work.forward(backend, model, cache, rotation, &[token]);
+            work.forward(backend, model, cache, rotation, &[token], Tokens::All);
             work.compute_logits(backend, 1);
         });
         backend.finish()?;

@@ -1,6 +1,6 @@
 //! A step over tokens of several sequences.
 
-use super::forward::Work;
+use super::forward::{Tokens, Work};
 use super::{Part, Run, SessionOptions, TokenOrigin, Wanted, Wants};
 use crate::backend::{Backend, LOGIT_ROWS};
 use crate::error::Error;
@@ -93,7 +93,7 @@ impl<B: Backend> Run<B> {
         if n <= LOGIT_ROWS && parts.iter().all(is_answering) {
             let (positions, again) = (cache.positions().to_vec(), cache.is_again());
             backend.step(&positions, &tokens, again, |backend| {
-                work.forward(backend, model, cache, rotation, &tokens);
+                work.forward(backend, model, cache, rotation, &tokens, Tokens::All);
                 work.compute_logits(backend, n);
             });
             backend.finish()?;
@@ -104,7 +104,7 @@ impl<B: Backend> Run<B> {
             }
             return Ok(());
         }
-        work.forward(backend, model, cache, rotation, &tokens);
+        work.forward(backend, model, cache, rotation, &tokens, Tokens::All);
         backend.finish()?;
         cache.advance();
 

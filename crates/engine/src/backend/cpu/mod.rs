@@ -395,22 +395,24 @@ impl Backend for Cpu<'_> {
     fn append(
         &mut self,
         attending: &Attending<'_>,
-        slab: &mut Buffer<u8>,
-        block: usize,
-        tokens: Range<usize>,
+        slabs: &mut [&mut Buffer<u8>],
+        first: usize,
         k: &Buffer<f32>,
         v: &Buffer<f32>,
     ) {
-        let shape = attending.shape;
-        let rows =
-            |row: usize| (attending.row + tokens.start) * row..(attending.row + tokens.end) * row;
-        let (k, v) = (
-            &k[rows(shape.heads * shape.c_k)],
-            &v[rows(shape.heads * shape.c_v)],
-        );
-        let first = attending.position + tokens.start - block * CELLS;
-        let block = &mut slab[attending.at.clone()];
-        append(&self.model.pool, shape, block, first, k, v);
+        let (shape, position) = (attending.shape, attending.position);
+        for (block, slab) in (first..).zip(slabs) {
+            let cells =
+                position.max(block * CELLS)..(position + attending.tokens).min((block + 1) * CELLS);
+            let from = attending.row + cells.start - position;
+            let rows = |row: usize| from * row..(from + cells.len()) * row;
+            let (k, v) = (
+                &k[rows(shape.heads * shape.c_k)],
+                &v[rows(shape.heads * shape.c_v)],
+            );
+            let at = &mut slab[attending.at.clone()];
+            append(&self.model.pool, shape, at, cells.start % CELLS, k, v);
+        }
     }
 
     fn turn_and_append(
@@ -643,6 +645,13 @@ impl Backend for Cpu<'_> {
         let expert = |e: u32| mixture.experts[e as usize].view(&model.weights);
         let mut all = InMemory::new(expert);
         mixer.add(pools, model.isa, c.gate, &operand, &mut all, delta);
+    }
+
+    fn keep_last(&mut self, tokens: usize, x: &mut Buffer<f32>, q: &mut Buffer<f32>) {
+        let c = self.model.config();
+        for (array, row) in [(x, c.width), (q, c.heads * c.head_k)] {
+            array.copy_within((tokens - 1) * row..tokens * row, 0);
+        }
     }
 
     fn add(

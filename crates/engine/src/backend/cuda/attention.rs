@@ -329,22 +329,24 @@ impl Attends {
         )
     }
 
-    /// Stores the cells of a chunk that belong to one block of a layer.
+    /// Stores the cells of a chunk in their blocks of a layer.
     pub(super) fn append(
         &mut self,
         given: Given<'_>,
         attending: &Attending<'_>,
-        slab: &Buffer<u8>,
-        block: usize,
+        slabs: &[&mut Buffer<u8>],
+        first: usize,
         k: &Buffer<f32>,
         v: &Buffer<f32>,
     ) -> Result<(), cuda::Error> {
-        // The kernel leaves out what is not of this block.
-        let block = whole(attending, slab, block);
+        let blocks: Vec<Over<'_>> = (first..)
+            .zip(slabs)
+            .map(|(block, slab)| whole(attending, slab, block))
+            .collect();
         self.kernels.append_to(
             given.stream,
             given.start,
-            &block,
+            &blocks,
             attending.position,
             attending.tokens,
             attending.row,

@@ -27,15 +27,25 @@ use crate::model::{Linear, Mixture, Model, Vector};
 use cuda::kernel::Start;
 use cuda::ops::{Delta, Gate, Heads, Normed, Ops, Rotation as HeadRotation};
 use cuda::product::{StepRecord, Target};
-use cuda::{Acts, Buffer, Device, Graph, Mailbox, Quantiser, Spilled, Stream};
+use cuda::stream::Timing;
+use cuda::{Acts, Buffer, Device, Event, Graph, Mailbox, Quantiser, Spilled, Stream};
 use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::act_block;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Slabs of cells in host memory that are pinned at once: a layer's parts of them go to the device in one copy.
 const PINNED_AT_ONCE: usize = 4;
+
+/// A recorded step whose time is asked for (`-vv`): marks around its work on the device, when it was given, and how long that took.
+#[derive(Debug)]
+struct Timed {
+    marks: [Event; 2],
+    given: Instant,
+    giving: Duration,
+}
 
 /// A model on a device, and what its operations work in.
 #[derive(Debug)]
@@ -73,6 +83,7 @@ pub(crate) struct Cuda<'m> {
     listed: usize,
     /// Whether what the step in work begins with is on the device already.
     is_uploaded: bool,
+    timed: Option<Timed>,
     /// What failed first. It stays: cells that were to be moved or copied meanwhile were not, so nothing later would be of use.
     failed: Option<cuda::Error>,
     /// Bytes of all buffers but the weights and the staging ring.
@@ -140,6 +151,7 @@ impl<'m> Cuda<'m> {
             graphs: Vec::new(),
             listed: 0,
             is_uploaded: false,
+            timed: None,
             failed: None,
             work_bytes: 0,
             pin_max_bytes: transfers.pin_max_bytes.unwrap_or(u64::MAX),
@@ -251,7 +263,22 @@ impl<'m> Cuda<'m> {
                 b.begin_experts(positions[0].start, 1);
             }
             let graph = b.graphs[n].as_mut().expect("just recorded");
-            graph.launch(&b.stream)?;
+            if tracing::enabled!(target: "step", tracing::Level::DEBUG) {
+                let mark = || Event::new(b.stream.device(), Timing::On);
+                let marks = [mark()?, mark()?];
+                let given = Instant::now();
+                b.stream.record(&marks[0])?;
+                graph.launch(&b.stream)?;
+                let giving = given.elapsed();
+                b.stream.record(&marks[1])?;
+                b.timed = Some(Timed {
+                    marks,
+                    given,
+                    giving,
+                });
+            } else {
+                graph.launch(&b.stream)?;
+            }
             b.listed = n;
             b.answer_mixtures()
         });
@@ -547,7 +574,9 @@ impl Backend for Cuda<'_> {
             }
             b.attends.turn(given!(b), &how, n, [q, &mut *k, &mut *v])?;
             for (attending, slab, block) in &tokens {
-                b.attends.append(given!(b), attending, slab, *block, k, v)?;
+                let slabs = std::slice::from_ref(slab);
+                b.attends
+                    .append(given!(b), attending, slabs, *block, k, v)?;
             }
             Ok(())
         });
@@ -556,13 +585,12 @@ impl Backend for Cuda<'_> {
     fn append(
         &mut self,
         attending: &Attending<'_>,
-        slab: &mut Buffer<u8>,
-        block: usize,
-        _tokens: Range<usize>,
+        slabs: &mut [&mut Buffer<u8>],
+        first: usize,
         k: &Buffer<f32>,
         v: &Buffer<f32>,
     ) {
-        self.run(|b| b.attends.append(given!(b), attending, slab, block, k, v));
+        self.run(|b| b.attends.append(given!(b), attending, slabs, first, k, v));
     }
 
     fn attend(
@@ -701,6 +729,16 @@ impl Backend for Cuda<'_> {
         self.run(|b| b.finish_mixture(mixture, tokens, scores, normed, up, delta));
     }
 
+    fn keep_last(&mut self, tokens: usize, x: &mut Buffer<f32>, q: &mut Buffer<f32>) {
+        self.run(|b| {
+            let c = b.model.config();
+            for (array, row) in [(x, c.width), (q, c.heads * c.head_k)] {
+                array.copy_down(&b.stream, 0, (tokens - 1) * row..tokens * row)?;
+            }
+            Ok(())
+        });
+    }
+
     fn add(
         &mut self,
         added: Added<'_, Self>,
@@ -794,6 +832,12 @@ impl Backend for Cuda<'_> {
     fn finish(&mut self) -> Result<(), Error> {
         if self.failed.is_none() {
             self.failed = self.stream.synchronise().err();
+        }
+        if let (Some(timed), None) = (self.timed.take(), &self.failed) {
+            let device_ms = timed.marks[1].elapsed_ms(&timed.marks[0]).ok();
+            let ms = |time: Duration| time.as_secs_f64() * 1e3;
+            let (all_ms, giving_ms) = (ms(timed.given.elapsed()), ms(timed.giving));
+            tracing::debug!(target: "step", ?device_ms, all_ms, giving_ms);
         }
         let in_time = self.attends.end_step();
         if let Some(error) = &self.failed {

@@ -231,7 +231,8 @@ impl<'m> Cuda<'m> {
         Ok(())
     }
 
-    /// Whether steps of one token of each of so many sequences are recorded. Those of several could be, which no device has done yet.
+    /// Whether steps of one token of each of so many sequences are recorded. Those of several are not yet: the blocks that they write would
+    /// need a list that is not one sequence's, ascending.
     fn records(&self, sequences: usize) -> bool {
         sequences == 1
     }

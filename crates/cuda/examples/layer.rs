@@ -176,7 +176,7 @@ enum FeedForward {
         up: Weights,
         down: Weights,
     },
-    Mixture(Box<Experts>),
+    Mixture(Experts),
 }
 
 /// A mixture, whose experts are all the same bytes at their own places.
@@ -380,7 +380,7 @@ impl Bench {
                     Some(routing) => {
                         let (types, experts) = ([most, better], routing.experts);
                         let experts = Experts::new(stream, &model, types, experts, seed + 4)?;
-                        FeedForward::Mixture(Box::new(experts))
+                        FeedForward::Mixture(experts)
                     }
                 },
                 bias: [

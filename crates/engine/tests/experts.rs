@@ -194,7 +194,9 @@ fn check(session: &Session<'_>, part: f64, share: Share, is_generated: bool) {
         counts.experts,
         counts.resident + counts.streamed + counts.host
     );
-    assert_eq!(counts.resident > 0, part > 0.0);
+    // A tenth of them may be missed by every one of these few tokens, half may not.
+    assert!(part > 0.0 || counts.resident == 0);
+    assert!(part < 0.5 || counts.resident > 0);
     assert!(counts.resident < counts.experts);
     match share {
         Share::Off => assert!(counts.host == 0 && counts.streamed > 0),

@@ -327,24 +327,9 @@ impl Mixer {
     ) {
         assert_eq!(x.tokens, self.tokens, "tokens that were routed");
         self.host = Duration::ZERO;
-        let pool = pools.device;
-        let mut next = 0;
-        loop {
-            self.choose_wave(next);
-            if self.wave.is_empty() {
-                return;
-            }
-            let ready = source.make_ready(&self.wave);
-            assert!((1..=self.wave.len()).contains(&ready), "experts are ready");
-            self.wave.truncate(ready);
-            next = self.wave[ready - 1] as usize + 1;
-            let (parts, pairs) = self.parts(source);
-            self.gather(pool, x, &parts, pairs.start);
-            self.gate_and_up(pools, isa, &parts);
-            self.gate(pool, isa, f, &parts);
-            self.down(pools, isa, &parts);
-            self.combine(pool, isa, &parts, &pairs, y);
-        }
+        self.waves(pools, isa, f, x, source, |mixer, parts, pairs| {
+            mixer.combine(pools.device, isa, parts, &pairs, y);
+        });
     }
 
     /// What experts give tokens of `x`, without weights: of pairs of an expert and a token, by expert, ascending. `give` gets each pair's number and
@@ -375,7 +360,29 @@ impl Mixer {
         for e in 0..experts {
             self.starts[e + 1] += self.starts[e];
         }
-        let (pool, width) = (pools.device, self.shape.width);
+        let width = self.shape.width;
+        self.waves(pools, isa, f, x, source, |mixer, parts, rows| {
+            let out = Shared::new(&mut mixer.out);
+            for pair in rows.clone() {
+                // SAFETY: one row after the other.
+                give(pair, unsafe {
+                    finish(isa, &out, parts, width, pair - rows.start)
+                });
+            }
+        });
+    }
+
+    /// Computes what experts give the tokens that are ordered by them, as many experts at a time as are ready and there are rows for. `done` gets
+    /// their parts, whose outputs are there but for the last step, and their pairs.
+    fn waves(
+        &mut self,
+        pools: Pools<'_>,
+        isa: Isa,
+        f: Gate,
+        x: &Operand<'_>,
+        source: &mut impl Source,
+        mut done: impl FnMut(&mut Self, &[Part<'_>], Range<usize>),
+    ) {
         let mut next = 0;
         loop {
             self.choose_wave(next);
@@ -386,18 +393,12 @@ impl Mixer {
             assert!((1..=self.wave.len()).contains(&ready), "experts are ready");
             self.wave.truncate(ready);
             next = self.wave[ready - 1] as usize + 1;
-            let (parts, rows) = self.parts(source);
-            self.gather(pool, x, &parts, rows.start);
+            let (parts, pairs) = self.parts(source);
+            self.gather(pools.device, x, &parts, pairs.start);
             self.gate_and_up(pools, isa, &parts);
-            self.gate(pool, isa, f, &parts);
+            self.gate(pools.device, isa, f, &parts);
             self.down(pools, isa, &parts);
-            let out = Shared::new(&mut self.out);
-            for pair in rows.clone() {
-                // SAFETY: one row after the other.
-                give(pair, unsafe {
-                    finish(isa, &out, &parts, width, pair - rows.start)
-                });
-            }
+            done(self, &parts, pairs);
         }
     }
 

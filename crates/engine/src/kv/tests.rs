@@ -356,14 +356,16 @@ impl<'m> World<'m> {
                     *owners.entry((is_ring, id)).or_default() += 1;
                     let mut bytes = Vec::new();
                     store.save(&self.backend, id, &mut bytes).unwrap();
-                    for (start, end) in sequence.parts(block, sequence.n) {
-                        for cell in start..end {
+                    let cells: Vec<(usize, u32)> = sequence
+                        .parts(block, sequence.n)
+                        .flat_map(|(start, end)| start..end)
+                        .map(|cell| {
                             let token = expected.0[block * CELLS + cell];
-                            let token = token.expect("a cell that was not removed");
-                            seen += 1;
-                            self.check_cell(&bytes, is_ring, cell, token);
-                        }
-                    }
+                            (cell, token.expect("a cell that was not removed"))
+                        })
+                        .collect();
+                    seen += cells.len();
+                    self.check_cells(&bytes, is_ring, &cells);
                 }
                 let from = track.first * CELLS;
                 let wanted = expected.0.iter().skip(from).flatten().count();
@@ -399,20 +401,23 @@ impl<'m> World<'m> {
         }
     }
 
-    fn check_cell(&self, slab: &[u8], is_ring: bool, cell: usize, token: u32) {
+    fn check_cells(&self, slab: &[u8], is_ring: bool, cells: &[(usize, u32)]) {
         let (c, shape) = (&self.config, self.cache.shape);
         let layers = self.cache.layers.iter().enumerate();
         for (layer, place) in layers.filter(|(_, l)| l.windowed == is_ring) {
             let mut block = Buffer::new(shape.block_bytes()).unwrap();
-            let k = rows(&[token], layer, c.heads_kv, c.head_k, true);
-            let v = rows(&[token], layer, c.heads_kv, c.head_v, false);
-            write_cell(&shape, &mut block, cell, &k, &v);
+            for &(cell, token) in cells {
+                let k = rows(&[token], layer, c.heads_kv, c.head_k, true);
+                let v = rows(&[token], layer, c.heads_kv, c.head_v, false);
+                write_cell(&shape, &mut block, cell, &k, &v);
+            }
             let found = &slab[place.at.clone()];
-            // Values that are not zero are those of this cell.
-            for (wanted, found) in block.chunks(2).zip(found.chunks(2)) {
+            // Values that are not zero are those of these cells.
+            for (at, (wanted, found)) in block.chunks(2).zip(found.chunks(2)).enumerate() {
                 assert!(
                     wanted == [0, 0] || wanted == found,
-                    "cell {cell} of layer {layer}"
+                    "bytes {} of layer {layer}, cells {cells:?}",
+                    2 * at
                 );
             }
         }

@@ -304,7 +304,7 @@ impl Kernels {
     /// Shows that testing has begun.
     pub fn new() -> Self {
         if !std::io::stderr().is_terminal() {
-            eprintln!("testing every kernel: a minute or two");
+            eprintln!("testing every kernel: up to five minutes");
             return Self(None);
         }
         let style =

@@ -161,8 +161,8 @@ impl KvBlock {
     }
 }
 
-/// A list of blocks in device memory, ascending: what a launch attends. Its length is read by the kernels, so that a captured
-/// graph goes on with whatever the list is then.
+/// A list of blocks in device memory: what a launch attends, ascending, or where the cells of several sequences' tokens go, in the tokens' order.
+/// Its length is read by the kernels, so that a captured graph goes on with whatever the list is then.
 #[derive(Debug)]
 pub struct Table {
     pub(super) entries: Buffer<KvBlock>,
@@ -191,6 +191,19 @@ impl Table {
     /// # Safety
     /// The blocks' memory exists, and belongs to the table's users, until the work that uses the list is done.
     pub unsafe fn set(&mut self, stream: &Stream, blocks: &[KvBlock]) -> Result<(), Error> {
+        ascending(blocks)?;
+        // SAFETY: the caller vouches for the blocks.
+        unsafe { self.set_each(stream, blocks) }
+    }
+
+    /// The same with a block for each token of as many sequences, in their order.
+    ///
+    /// # Errors
+    /// If they are more than there is room for.
+    ///
+    /// # Safety
+    /// As [`Table::set`].
+    pub unsafe fn set_each(&mut self, stream: &Stream, blocks: &[KvBlock]) -> Result<(), Error> {
         self.accept(blocks)?;
         self.entries.upload_at(stream, 0, blocks)?;
         self.count.upload(stream, &[blocks.len() as u32])
@@ -210,6 +223,25 @@ impl Table {
         outbox: &mut Outbox,
         blocks: &[KvBlock],
     ) -> Result<(), Error> {
+        ascending(blocks)?;
+        // SAFETY: the caller vouches for the blocks.
+        unsafe { self.send_each(stream, start, outbox, blocks) }
+    }
+
+    /// [`Table::set_each`], not waited for.
+    ///
+    /// # Errors
+    /// As [`Table::set_each`].
+    ///
+    /// # Safety
+    /// As [`Table::set`].
+    pub unsafe fn send_each(
+        &mut self,
+        stream: &Stream,
+        start: Start,
+        outbox: &mut Outbox,
+        blocks: &[KvBlock],
+    ) -> Result<(), Error> {
         self.accept(blocks)?;
         outbox.send(stream, start, blocks, &mut self.entries, &mut self.count)
     }
@@ -217,14 +249,6 @@ impl Table {
     fn accept(&mut self, blocks: &[KvBlock]) -> Result<(), Error> {
         if blocks.len() > self.entries.len() {
             return Err(too_many(blocks.len(), self.entries.len()));
-        }
-        if !blocks.is_sorted_by(|a, b| (a.index, a.end) <= (b.index, b.first)) {
-            return Err(Error::Length {
-                op: "attention",
-                what: "a block's index, in ascending order,",
-                found: blocks.first().map_or(0, KvBlock::index),
-                wanted: blocks.last().map_or(0, KvBlock::index),
-            });
         }
         let end = blocks.iter().map(|b| b.slot as usize + 1).max();
         self.end = self.end.max(end.unwrap_or(0));
@@ -237,6 +261,18 @@ impl Table {
     pub fn blocks(&self) -> &[KvBlock] {
         &self.host
     }
+}
+
+fn ascending(blocks: &[KvBlock]) -> Result<(), Error> {
+    if blocks.is_sorted_by(|a, b| (a.index, a.end) <= (b.index, b.first)) {
+        return Ok(());
+    }
+    Err(Error::Length {
+        op: "attention",
+        what: "a block's index, in ascending order,",
+        found: blocks.first().map_or(0, KvBlock::index),
+        wanted: blocks.last().map_or(0, KvBlock::index),
+    })
 }
 
 /// What a fold takes a result from.

@@ -23,6 +23,15 @@ pub struct Over<'a> {
 }
 
 impl Attention {
+    /// Blocks as kernels read them; partial results go to slots from `first_slot` on.
+    fn blocks(&self, over: &[Over<'_>], first_slot: usize) -> Result<Vec<KvBlock>, Error> {
+        let block = |(slot, o): (usize, &Over<'_>)| {
+            let cells = o.cells.0..o.cells.1;
+            KvBlock::new(&self.shape, o.slab, o.offset, o.index, cells, slot)
+        };
+        (first_slot..).zip(over).map(block).collect()
+    }
+
     /// Makes `table` the list of these blocks, unless it is; partial results go to slots from `first_slot` on.
     fn list(
         &self,
@@ -33,22 +42,7 @@ impl Attention {
         over: &[Over<'_>],
         first_slot: usize,
     ) -> Result<(), Error> {
-        let block = |(i, o): (usize, &Over<'_>)| {
-            let cells = o.cells.0..o.cells.1;
-            KvBlock::new(
-                &self.shape,
-                o.slab,
-                o.offset,
-                o.index,
-                cells,
-                first_slot + i,
-            )
-        };
-        let blocks: Vec<KvBlock> = over
-            .iter()
-            .enumerate()
-            .map(block)
-            .collect::<Result<_, _>>()?;
+        let blocks = self.blocks(over, first_slot)?;
         if blocks == table.blocks() {
             return Ok(());
         }
@@ -71,17 +65,13 @@ impl Attention {
         k: &Buffer<f32>,
         v: &Buffer<f32>,
     ) -> Result<(), Error> {
+        let blocks = self.blocks(blocks, 0)?;
         let shape = &self.shape;
-        let block = |block: &Over<'_>| {
-            let cells = block.cells.0..block.cells.1;
-            KvBlock::new(shape, block.slab, block.offset, block.index, cells, 0)
-        };
-        let blocks: Vec<KvBlock> = blocks.iter().map(block).collect::<Result<_, _>>()?;
         self.prefill
             .append(stream, start, shape, &blocks, position, tokens, row, k, v)
     }
 
-    /// [`Attention::turn`] of as many tokens as there are blocks, to which their cells go.
+    /// [`Attention::turn`] of one token of each of as many sequences as there are blocks, to which their cells go.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn turn_to(
         &self,
@@ -96,7 +86,11 @@ impl Attention {
         v: &mut Buffer<f32>,
         how: &Turn<'_>,
     ) -> Result<(), Error> {
-        self.list(stream, start, outbox, table, blocks, 0)?;
+        let listed = self.blocks(blocks, 0)?;
+        if listed != table.blocks() {
+            // SAFETY: as of lists that are attended.
+            unsafe { table.send_each(stream, start, outbox, &listed)? };
+        }
         let append = Some((&*table, position));
         self.turn(stream, start, blocks.len(), q, k, v, how, append)
     }

@@ -192,9 +192,9 @@ fn several(
             ops::rope(isa, ops::RopePairs::Halves, c_k, cos, sin, of);
         }
     }
-    // Blocks in any order, cells at both ends and between.
+    // Blocks in any order, of indexes that come again and go down, cells at both ends and between.
     let positions: Vec<usize> = (0..tokens)
-        .map(|t| t * 3 * CELLS + [0, 63, 64, 255][t % 4])
+        .map(|t| (tokens - t) / 2 * 3 * CELLS + [0, 63, 64, 255][t % 4])
         .collect();
     let place = |t: usize| (t * 5 + 1) % tokens;
     let mut slab = Buffer::<u8>::zeroed(stream, tokens * bytes)?;
@@ -215,7 +215,7 @@ fn several(
         .collect::<Result<_, _>>()?;
     let mut table = Table::new(stream, tokens)?;
     // SAFETY: the slab outlives the work that uses the table.
-    unsafe { table.set(stream, &blocks)? };
+    unsafe { table.set_each(stream, &blocks)? };
     let at: Vec<u32> = positions.iter().map(|&p| p as u32).collect();
     let at = Buffer::from_slice(stream, &at)?;
     let (cos, sin) = (

@@ -275,6 +275,11 @@ impl Attends {
         &self.layers[layer].sequences[place].parts
     }
 
+    /// Sequences of a step that have lists of their own.
+    pub(super) fn sequences(&self) -> usize {
+        self.layers.first().map_or(0, |layer| layer.sequences.len())
+    }
+
     /// The layer whose attention was given last.
     pub(super) fn layer(&self) -> usize {
         self.at.0

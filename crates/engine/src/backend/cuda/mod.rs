@@ -1,9 +1,10 @@
 //! An NVIDIA GPU. Operations are begun in the order of the calls, in one stream; what fails is remembered until
 //! [`Backend::finish`].
 //!
-//! A generated token takes some hundred launches. The second such step over the same blocks is recorded as a graph, the ones after it are
-//! that graph: all that differs between them lies in memory, which the graph's work reads (token, position, angles). Where blocks
-//! change, every 256 tokens, one step is done without it, and sets the lists of blocks that the graph goes on with.
+//! A generated token takes some hundred launches, one of each of eight sequences twice a thousand. The second such step over the same blocks is
+//! recorded as a graph, the ones after it are that graph: all that differs between them lies in memory, which the graph's work reads (tokens,
+//! positions, angles). Where blocks change, every 256 tokens of a sequence, one step is done without it, and sets the lists of blocks that the
+//! graph goes on with. There is a graph for each number of sequences.
 
 mod attender;
 mod attention;
@@ -231,10 +232,10 @@ impl<'m> Cuda<'m> {
         Ok(())
     }
 
-    /// Whether steps of one token of each of so many sequences are recorded. Those of several are not yet: the blocks that they write would
-    /// need a list that is not one sequence's, ascending.
+    /// Whether steps of one token of each of so many sequences can be recorded: each has lists of its own, and the host has nothing to
+    /// decide meanwhile.
     fn records(&self, sequences: usize) -> bool {
-        sequences == 1
+        sequences <= self.attends.sequences() && (sequences == 1 || self.mixtures.is_none())
     }
 
     /// Does a step of generated tokens as it is recorded, or records it.
@@ -569,7 +570,7 @@ impl Backend for Cuda<'_> {
             let n = tokens.len();
             b.norm_together(turn, n, q, k)?;
             let how = turning(b.model, &b.weights, &b.angles, turn);
-            if b.records(n) {
+            if n <= b.attends.sequences() {
                 let heads = [q, k, v];
                 return b.attends.turn_and_append(given!(b), &how, &tokens, heads);
             }

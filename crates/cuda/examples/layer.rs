@@ -1,8 +1,8 @@
 //! How fast a token is generated: a captured graph of all layers of a model's shape, with random weights, none of which stays in a cache.
 //!
-//! `cargo run --release -p cuda --example layer -- [--shape 14b|8b|8b-q4_0|30b-a3b] [--depth N] [--kv f16|q8_0|q4_0] [--layers N] [--parts]`
+//! `cargo run --release -p cuda --example layer -- [--shape 14b|8b|8b-q4_0|30b-a3b] [--depth N,N,..] [--kv f16|q8_0|q4_0] [--layers N] [--parts]`
 //!
-//! The graph's launches overlap; its logits are compared with those of launches that do not. `--parts` leaves out each operation of a layer
+//! A line a depth. The graph's launches overlap; its logits are compared with those of launches that do not. `--parts` leaves out each operation of a layer
 //! in turn, and says what that saves; and what layers of that operation alone take.
 
 use std::process::ExitCode;
@@ -167,6 +167,8 @@ struct Layer {
     bias: [Buffer<f32>; 3],
     norms: [Buffer<f32>; 2],
     table: Table,
+    /// All blocks that there is room for.
+    blocks: Vec<KvBlock>,
     _slab: Buffer<u8>,
 }
 
@@ -330,10 +332,11 @@ impl Layer {
 }
 
 impl Bench {
+    /// With room for a token at `deepest`.
     fn new(
         stream: &Stream,
         model: Model,
-        depth: usize,
+        deepest: usize,
         ty: KvType,
         layers: usize,
     ) -> Result<Self, Failure> {
@@ -348,7 +351,7 @@ impl Bench {
         };
         let attention = Attention::new(device, Target::Best, shape, model.heads)?;
         let (row_q, row_k) = (model.heads * c, model.heads_kv * c);
-        let blocks = depth / CELLS + 1;
+        let blocks = deepest / CELLS + 1;
         let bytes = shape.block_bytes();
         let block = filled_block(stream, &attention)?;
         let up = |values: &[f32]| Buffer::from_slice(stream, values);
@@ -360,12 +363,9 @@ impl Bench {
             for b in 0..blocks {
                 slab.copy_from(stream, b * bytes, &block, 0..bytes)?;
             }
-            let list: Vec<KvBlock> = (0..blocks)
+            let all: Vec<KvBlock> = (0..blocks)
                 .map(|b| KvBlock::new(&shape, &slab, b * bytes, b, 0..CELLS, b))
                 .collect::<Result<_, _>>()?;
-            let mut table = Table::new(stream, blocks)?;
-            // SAFETY: the slab is kept beside the table.
-            unsafe { table.set(stream, &list)? };
             Ok(Layer {
                 q: weights(stream, most, row_q, d, seed)?,
                 k: weights(stream, most, row_k, d, seed + 1)?,
@@ -389,7 +389,8 @@ impl Bench {
                     up(&values(row_k, seed + 9, 0.1))?,
                 ],
                 norms: [ones(d)?, ones(d)?],
-                table,
+                table: Table::new(stream, blocks)?,
+                blocks: all,
                 _slab: slab,
             })
         };
@@ -403,16 +404,6 @@ impl Bench {
                 products.push(Product::new(device, ty, Target::Best)?);
             }
         }
-        let mut step = StepRecord::new(device, [c / 2, 0])?;
-        let angles = values(c / 2, 5, 1.0);
-        let cos: Vec<f32> = angles.iter().map(|a| a.cos()).collect();
-        let sin: Vec<f32> = angles.iter().map(|a| a.sin()).collect();
-        step.write(4711, depth as u32, [[&cos, &sin], [&[], &[]]])?;
-        let mut parts = Parts::new(stream, blocks)?;
-        let all: Vec<Part> = (0..blocks)
-            .map(|b| Part::Block { index: b, slot: b })
-            .collect();
-        parts.set(stream, &all)?;
         let zeros = |n: usize| Buffer::<f32>::zeroed(stream, n);
         Ok(Self {
             ops: Ops::new(device, Target::Best)?,
@@ -422,11 +413,11 @@ impl Bench {
             normed: zeros(d)?,
             head: weights(stream, model.types[2], model.vocabulary, d, 9999)?,
             last_norm: ones(d)?,
-            step,
+            step: StepRecord::new(device, [c / 2, 0])?,
             position: Buffer::zeroed(stream, 1)?,
             angles: [zeros(c / 2)?, zeros(c / 2)?],
             partials: Partials::new(stream, &shape, model.heads, blocks)?,
-            parts,
+            parts: Parts::new(stream, blocks)?,
             x: [zeros(d)?, zeros(d)?],
             q: zeros(row_q)?,
             k: zeros(row_k)?,
@@ -449,6 +440,25 @@ impl Bench {
             attention,
             model,
         })
+    }
+
+    /// Makes the token the one at `depth`.
+    fn go_to(&mut self, stream: &Stream, depth: usize) -> Result<(), Failure> {
+        let angles = values(self.model.c / 2, 5, 1.0);
+        let cos: Vec<f32> = angles.iter().map(|a| a.cos()).collect();
+        let sin: Vec<f32> = angles.iter().map(|a| a.sin()).collect();
+        stream.synchronise()?;
+        self.step
+            .write(4711, depth as u32, [[&cos, &sin], [&[], &[]]])?;
+        let blocks = depth / CELLS + 1;
+        let part = |b| Part::Block { index: b, slot: b };
+        let all: Vec<Part> = (0..blocks).map(part).collect();
+        self.parts.set(stream, &all)?;
+        for layer in &mut self.layers {
+            // SAFETY: the slab is kept beside the table.
+            unsafe { layer.table.set(stream, &layer.blocks[..blocks])? };
+        }
+        Ok(())
     }
 
     /// Bytes of weights and cells that a layer reads, on average; of the output matrix.
@@ -719,7 +729,7 @@ fn filled_block(stream: &Stream, attention: &Attention) -> Result<Buffer<u8>, Fa
 }
 
 fn run() -> Result<bool, Failure> {
-    let (mut name, mut depth, mut ty) = ("14b".to_owned(), 0, KvType::F16);
+    let (mut name, mut depths, mut ty) = ("14b".to_owned(), vec![0], KvType::F16);
     let (mut layers, mut is_in_parts) = (None, false);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
@@ -730,7 +740,7 @@ fn run() -> Result<bool, Failure> {
         let value = args.next().ok_or(format!("{arg} wants a value"))?;
         match arg.as_str() {
             "--shape" => name = value,
-            "--depth" => depth = value.parse()?,
+            "--depth" => depths = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
             "--layers" => layers = Some(value.parse()?),
             "--kv" => {
                 let found = KvType::ALL.into_iter().find(|ty| ty.name() == value);
@@ -743,38 +753,48 @@ fn run() -> Result<bool, Failure> {
     let layers = layers.unwrap_or(model.layers);
     let device = Device::open(0)?;
     let stream = device.stream()?;
-    let mut bench = Bench::new(&stream, model, depth, ty, layers)?;
-    bench.token(&stream, Start::After, layers, Run::All)?;
-    let wanted = bench.logits.to_vec(&stream)?;
-    let all = bench.time_us(&stream, layers, Run::All)?;
-    let found = bench.logits.to_vec(&stream)?;
-    let differ = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits();
-    let differing = found.iter().zip(&wanted).filter(|p| differ(*p)).count();
-    let rest = bench.time_us(&stream, 0, Run::All)?;
-    let (of_layer, of_head) = bench.bytes(depth);
-    let a_layer = (all - rest) / layers as f64;
-    let read = (of_layer * layers as f64 + of_head) / READ_RATE * 1e6;
-    println!(
-        "{name} depth {depth} {}: {:.3} ms a token, {:.1} % of {:.1} TB/s; {a_layer:.2} us a layer (reading its {:.1} MB: {:.2} us), the rest {rest:.1} us; \
-         logits {} .., {differing} differ from those of launches that do not overlap",
-        ty.name(),
-        all / 1e3,
-        100.0 * read / all,
-        READ_RATE / 1e12,
-        of_layer / 1e6,
-        of_layer / READ_RATE * 1e6,
-        found[0],
-    );
-    if is_in_parts {
-        let mut line = format!("{name} depth {depth} {}: without", ty.name());
-        for &part in model.parts() {
-            let saved = (all - bench.time_us(&stream, layers, Run::Without(part))?) / layers as f64;
-            let alone = (bench.time_us(&stream, layers, Run::Only(part))? - rest) / layers as f64;
-            line += &format!(" {part} {saved:.2} us less, {alone:.2} alone;");
+    let deepest = depths.iter().copied().max().unwrap_or(0);
+    let mut bench = Bench::new(&stream, model, deepest, ty, layers)?;
+    let mut is_equal = true;
+    for depth in depths {
+        bench.go_to(&stream, depth)?;
+        bench.token(&stream, Start::After, layers, Run::All)?;
+        let wanted = bench.logits.to_vec(&stream)?;
+        let all = bench.time_us(&stream, layers, Run::All)?;
+        let found = bench.logits.to_vec(&stream)?;
+        let differ = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits();
+        let differing = found.iter().zip(&wanted).filter(|p| differ(*p)).count();
+        is_equal &= differing == 0;
+        let rest = bench.time_us(&stream, 0, Run::All)?;
+        let (of_layer, of_head) = bench.bytes(depth);
+        let a_layer = (all - rest) / layers as f64;
+        let read = (of_layer * layers as f64 + of_head) / READ_RATE * 1e6;
+        println!(
+            "{name} depth {depth} {}: {:.3} ms a token, {:.1} % of {:.1} TB/s; {a_layer:.2} us a layer (reading its {:.1} MB: {:.2} us), the rest {rest:.1} us; \
+             logits {} .., {differing} differ from those of launches that do not overlap",
+            ty.name(),
+            all / 1e3,
+            100.0 * read / all,
+            READ_RATE / 1e12,
+            of_layer / 1e6,
+            of_layer / READ_RATE * 1e6,
+            found[0],
+        );
+        if is_in_parts {
+            let mut line = format!("{name} depth {depth} {}: without", ty.name());
+            for &part in model.parts() {
+                let without = bench.time_us(&stream, layers, Run::Without(part))?;
+                let alone = bench.time_us(&stream, layers, Run::Only(part))?;
+                line += &format!(
+                    " {part} {:.2} us less, {:.2} alone;",
+                    (all - without) / layers as f64,
+                    (alone - rest) / layers as f64
+                );
+            }
+            println!("{line}");
         }
-        println!("{line}");
     }
-    Ok(differing == 0)
+    Ok(is_equal)
 }
 
 fn main() -> ExitCode {

@@ -337,9 +337,10 @@ __device__ __forceinline__ void attend(const Args& a, uint8_t* shared) {
                 to[g * size + 2 + i] = part[i] + part[of_warp + i] + part[2 * of_warp + i] + part[3 * of_warp + i];
         }
         const int g = min((int)threadIdx.x / 16, G - 1), l_lane = threadIdx.x % 16;
+        const float* of_lane = p + (l_lane / 4 * G + g) * 4 + l_lane % 4;
         float l = 0.0f;
 #pragma unroll
-        for (int i = 0; i < CELLS / 16; i++) l = l + p[((i * 4 + l_lane / 4) * G + g) * 4 + l_lane % 4];
+        for (int i = 0; i < CELLS / 16; i++) l = l + of_lane[i * 16 * G];
         l = math::sum_lanes(l);
         if (l_lane == 0 && (int)threadIdx.x / 16 < rows) {
             to[g * size] = seen.lo < seen.hi ? largest[WARPS * 8 + g] : 0.0f;

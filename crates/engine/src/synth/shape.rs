@@ -23,9 +23,10 @@ macro_rules! shape {
 }
 
 /// Headers as `crates/engine/data/shapes/README.md` describes them, by the names that they are asked for with.
-static KNOWN: [(&str, &[u8]); 9] = [
+static KNOWN: [(&str, &[u8]); 10] = [
     shape!("llama-3.1-8b", "llama-3.1-8b.Q4_K_M"),
     shape!("llama-3.1-70b", "llama-3.1-70b.Q4_K_M"),
+    shape!("qwen2.5-1.5b", "qwen2.5-1.5b.Q4_K_M"),
     shape!("qwen2.5-14b", "qwen2.5-14b-instruct-1m.Q8_0"),
     shape!("qwen3-8b", "qwen3-8b.Q4_K_M"),
     shape!("qwen3-30b-a3b", "qwen3-30b-a3b.Q4_K_M"),

@@ -156,6 +156,7 @@ fn bits_do_not_depend_on_where_experts_are_and_who_computes_them() {
                         Share::Fixed(0.7),
                         Share::Fixed(1.0),
                         Share::Auto,
+                        Share::Always,
                     ] {
                         for cut in [1, 8, 64, 512, 0] {
                             if isa == Isa::Scalar && cut != 8 {
@@ -202,7 +203,7 @@ fn check(session: &Session<'_>, part: f64, share: Share, is_generated: bool) {
         Share::Off => assert!(counts.host == 0 && counts.streamed > 0),
         Share::Fixed(1.0) => assert!(counts.streamed == 0 && counts.host > 0),
         Share::Fixed(_) => assert!(counts.streamed > 0 && counts.host > 0),
-        Share::Auto => assert!(counts.streamed + counts.host > 0),
+        Share::Auto | Share::Always => assert!(counts.streamed + counts.host > 0),
     }
 }
 

@@ -180,6 +180,7 @@ fn experts_of_a_gpu_are_the_same_wherever_they_are() {
                 Share::Fixed(0.7),
                 Share::Fixed(1.0),
                 Share::Auto,
+                Share::Always,
             ] {
                 let what = format!("{kind:?} {}, {part} in slots, {share:?}", ty.name());
                 let experts = || Some(placing(&placed, part, share));

@@ -169,10 +169,10 @@ pub struct BudgetFlags {
     #[arg(long, value_name = "MIB|N%", value_parser = expert_cache)]
     pub expert_cache: Option<ExpertCache>,
     /// The part of the experts in host memory that the CPU computes where they lie, in prompts; the rest is copied to the device
-    #[arg(long, value_name = "off|auto|0..1", default_value = "auto", value_parser = cpu_share)]
+    #[arg(long, value_name = "off|auto|always|0..1", default_value = "auto", value_parser = cpu_share)]
     pub cpu_share: Share,
     /// The same for generated tokens
-    #[arg(long, value_name = "off|auto|0..1", default_value = "auto", value_parser = cpu_share)]
+    #[arg(long, value_name = "off|auto|always|0..1", default_value = "auto", value_parser = cpu_share)]
     pub cpu_share_decode: Share,
     /// Make this machine a worse one, for measurements: host-copy, link=GB/s, hog=THREADS, staging-fail, worker-panic, separated by commas
     #[arg(long, value_name = "WHAT,...", value_parser = emulate)]
@@ -346,9 +346,10 @@ fn cpu_share(text: &str) -> Result<Share, String> {
     match text {
         "off" => Ok(Share::Off),
         "auto" => Ok(Share::Auto),
+        "always" => Ok(Share::Always),
         x => share(x)
             .map(Share::Fixed)
-            .map_err(|_| "expected off, auto, or 0 to 1".to_owned()),
+            .map_err(|_| "expected off, auto, always, or 0 to 1".to_owned()),
     }
 }
 

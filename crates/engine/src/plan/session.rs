@@ -181,7 +181,7 @@ pub fn request(asked: &Asked) -> Request {
         spill_weights: SpillWeights::Experts,
         expert_share: match asked.expert_shares[1] {
             Share::Off => Some(0.0),
-            Share::Auto => None,
+            Share::Auto | Share::Always => None,
             Share::Fixed(share) => Some(share),
         },
         ..asked.request

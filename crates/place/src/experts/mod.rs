@@ -7,12 +7,13 @@
 //! begin(tokens, generated)                   a chunk of a prompt, or a generated token, is about to go through all layers
 //! serve(layer, used) -> served               each expert that is used: resident, streamed through a slot, or the CPU's
 //! took(..) -> unit                           what that took: what the gate and the costs learn from
-//! copies()                                   experts of the layer that move into the cache, behind what was served
+//! copies()                                   experts of layers before that move into the cache, behind what was served
 //! ```
 //!
 //! Bits never depend on any of it: whoever computes an expert gives the same rows, and they are added in the order of ids.
 
 mod assign;
+mod behind;
 mod cache;
 mod simulate;
 mod usage;
@@ -23,6 +24,7 @@ pub use simulate::{HitCurve, Hits, simulate};
 pub use usage::{Layer, Profile};
 
 use crate::gate::{self, Finding, Gate, Reading};
+use behind::Behind;
 use cache::Cache;
 use serde::{Deserialize, Serialize};
 use usage::Usage;
@@ -36,9 +38,6 @@ const SHARE_STEP: f64 = 0.1;
 /// Measurements of which the middle one counts.
 const MEASURED: usize = 9;
 
-/// Experts that move into the cache behind one layer, at most: what they take delays the next one.
-const COPIES_MAX: usize = 4;
-
 /// The CPU's part in experts that are not on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Share {
@@ -47,6 +46,8 @@ pub enum Share {
     /// What is fastest by cost, as long as a gate finds that it is.
     #[default]
     Auto,
+    /// The same without a gate: what there is to gain, and to lose.
+    Always,
     /// A part of them, those with the fewest tokens first.
     Fixed(f64),
 }
@@ -119,6 +120,8 @@ pub struct Took {
     pub stream_ms: f64,
     /// The CPU's part; 0: not known.
     pub host_ms: f64,
+    /// Whether what moved into the cache behind it was there by then, and had the host do nothing.
+    pub are_copied: bool,
     /// Whether it paid for something that others do not: memory that was taken or grew.
     pub is_unusual: bool,
 }
@@ -211,12 +214,12 @@ impl Measured {
         }
     }
 
-    /// The middle one, 1 where there is none.
-    fn middle(&self) -> f64 {
+    /// The middle one.
+    fn middle(&self) -> Option<f64> {
         let mut sorted = self.last;
         let sorted = &mut sorted[..self.n.min(MEASURED)];
         sorted.sort_unstable_by(f64::total_cmp);
-        sorted.get(sorted.len() / 2).copied().unwrap_or(1.0)
+        sorted.get(sorted.len() / 2).copied()
     }
 }
 
@@ -229,6 +232,8 @@ struct Bucket {
     host: Measured,
     /// The middle ones.
     factors: (f64, f64),
+    /// What layers take whose experts are all resident, milliseconds.
+    whole: Measured,
 }
 
 /// A model's experts.
@@ -254,6 +259,7 @@ pub struct Experts {
     /// What copies and the CPU should take.
     expected: (f64, f64),
     reading: Option<Reading>,
+    behind: Behind,
     copies: Vec<Copy>,
     /// Work space: tokens of experts that are missing, and their places in `served`.
     missing: Vec<(u32, u32)>,
@@ -297,6 +303,7 @@ impl Experts {
             is_gated: false,
             expected: (0.0, 0.0),
             reading: None,
+            behind: Behind::new(),
             copies: Vec::new(),
             missing: Vec::new(),
             missing_tokens: Vec::new(),
@@ -358,6 +365,7 @@ impl Experts {
         match self.share() {
             Share::Off => false,
             Share::Fixed(share) => share > 0.0,
+            Share::Always => true,
             Share::Auto => {
                 let layers = self.usage.layers().len() as u32;
                 let gate = self.buckets[bucket(self.tokens)].gate.as_ref();
@@ -458,11 +466,12 @@ impl Experts {
     fn by_cpu(&mut self, blob_bytes: u64, resident_ms: f64) -> (usize, f64) {
         self.is_gated = false;
         let n = self.missing.len();
-        match self.share() {
+        let share = self.share();
+        match share {
             _ if n == 0 => (0, 0.0),
             Share::Off => (0, 0.0),
             Share::Fixed(share) => (by_share(share, n), share),
-            Share::Auto => {
+            Share::Auto | Share::Always => {
                 self.missing_tokens.clear();
                 let tokens = self.missing.iter().map(|&(tokens, _)| tokens);
                 self.missing_tokens.extend(tokens);
@@ -477,6 +486,9 @@ impl Experts {
                 );
                 if balance == 0 {
                     return (0, 0.0);
+                }
+                if share == Share::Always {
+                    return (balance, balance as f64 / n as f64);
                 }
                 self.is_gated = true;
                 let (recalled, layers) = (self.recalled.buckets[at], self.usage.layers().len());
@@ -515,31 +527,52 @@ impl Experts {
         counts.host += by_cpu as u64;
     }
 
-    /// Which of the experts that the CPU computes move to the device.
+    /// Which of the experts that the CPU computed move to the device, and that this layer's are to, some time.
     fn choose_copies(&mut self, layer: usize) {
-        self.copies.clear();
-        for i in 0..self.served.len() {
-            let Served { expert, way, .. } = self.served[i];
-            if way != Way::Host || self.copies.len() == COPIES_MAX {
-                continue;
+        let Self {
+            usage,
+            cache,
+            counts,
+            copies,
+            behind,
+            ..
+        } = self;
+        copies.clear();
+        let counts = &mut counts[usize::from(self.generated)];
+        behind.choose(usage, layer, self.generated, |blob| {
+            if cache.slot(blob).is_some() {
+                return false;
             }
-            let blob = self.usage.blob(layer, expert);
-            if let Some(slot) = self.cache.admit(&self.usage, blob, false) {
-                let counts = &mut self.counts[usize::from(self.generated)];
-                counts.copied_bytes += self.usage.bytes(blob);
-                self.copies.push(Copy {
-                    layer: layer as u32,
-                    expert,
-                    slot,
-                });
-            }
+            let Some(slot) = cache.admit(usage, blob, false) else {
+                return false;
+            };
+            counts.copied_bytes += usage.bytes(blob);
+            let (layer, expert) = usage.place(blob);
+            copies.push(Copy {
+                layer: layer as u32,
+                expert,
+                slot,
+            });
+            true
+        });
+        if self.slots.cached() > 0 {
+            let of_host = self.served.iter().filter(|s| s.way == Way::Host);
+            of_host.for_each(|s| behind.push(usage.blob(layer, s.expert)));
         }
     }
 
     /// Tells what serving took that was said last. Returns it as a unit, if experts were missing.
     pub fn took(&mut self, took: &Took) -> Option<Unit> {
         self.reading = None;
-        let mut unit = self.unit.take()?;
+        if !self.generated {
+            self.behind.took(took.are_copied);
+        }
+        let Some(mut unit) = self.unit.take() else {
+            if !took.is_unusual {
+                self.buckets[bucket(self.tokens)].whole.push(took.ms);
+            }
+            return None;
+        };
         unit.took = *took;
         // Reading experts where they lie is not measured apart: it is what a layer takes most of whose experts are read and none computed by the CPU. All else
         // that such a layer does counts as theirs, for which the gate's search for the amount makes up.
@@ -553,7 +586,8 @@ impl Experts {
             let (streaming, host) = self.expected;
             bucket.streaming.push(stream_ms / streaming);
             bucket.host.push(took.host_ms / host);
-            bucket.factors = (bucket.streaming.middle(), bucket.host.middle());
+            let middle = |measured: &Measured| measured.middle().unwrap_or(1.0);
+            bucket.factors = (middle(&bucket.streaming), middle(&bucket.host));
         }
         if self.is_gated
             && let Some(gate) = &mut bucket.gate
@@ -561,8 +595,14 @@ impl Experts {
             if unit.is_first || took.is_unusual {
                 gate.skip();
             } else {
-                let (layer, missing) = (unit.layer, unit.missing);
-                self.reading = Some(gate.read_layer(gate::Unit { layer, missing }, took.ms));
+                let layer = unit.layer;
+                let bytes = self.usage.layers()[layer as usize].blob_bytes;
+                let mib = bytes as f64 / f64::from(1 << 20);
+                let each_ms = bucket.factors.0 * self.settings.costs.stream_ms(mib);
+                // The fewer are missing, the more of the time is not theirs: what all layers take counts as so many experts more.
+                let whole = bucket.whole.middle().map_or(0.0, |ms| ms / each_ms);
+                let parts = f64::from(unit.missing) + if whole.is_finite() { whole } else { 0.0 };
+                self.reading = Some(gate.read_layer(gate::Unit { layer, parts }, took.ms));
             }
         }
         Some(unit)
@@ -573,7 +613,8 @@ impl Experts {
         self.reading.as_ref()
     }
 
-    /// What moves into the cache behind the layer that was served last: later steps find it there.
+    /// What moves into the cache behind what the layer that was served last has streamed: of layers before, and to slots that no layer in work
+    /// reads.
     pub fn copies(&self) -> &[Copy] {
         &self.copies
     }

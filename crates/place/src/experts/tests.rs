@@ -124,7 +124,7 @@ proptest! {
         seed in any::<u64>(),
         cache_mib in 0_u64..150,
         share in prop_oneof![
-            Just(Share::Off), Just(Share::Auto), (0.0..=1.0f64).prop_map(Share::Fixed)
+            Just(Share::Off), Just(Share::Auto), Just(Share::Always), (0.0..=1.0f64).prop_map(Share::Fixed)
         ],
         lru in any::<bool>(),
         known in any::<bool>(),
@@ -157,7 +157,7 @@ proptest! {
             for (i, layer) in layers.iter().enumerate() {
                 let used = dice.used(layer, tokens, 3, 2.0);
                 let served = memory.serve(&mut experts, i, &used);
-                let took = Took { ms: 1.0 + dice.next(), stream_ms: 0.5, host_ms: 0.5, is_unusual: false };
+                let took = Took { ms: 1.0 + dice.next(), stream_ms: 0.5, host_ms: 0.5, are_copied: dice.next() < 0.5, is_unusual: false };
                 let unit = experts.took(&took);
                 let missing = served.iter().filter(|s| !matches!(s.way, Way::Resident(_))).count();
                 prop_assert_eq!(unit.map_or(0, |u| u.missing as usize), missing);
@@ -165,7 +165,7 @@ proptest! {
                 match share {
                     Share::Off => prop_assert_eq!(host, 0),
                     Share::Fixed(x) => prop_assert_eq!(host, by_share(x, missing)),
-                    Share::Auto => {}
+                    Share::Auto | Share::Always => {}
                 }
             }
         }
@@ -305,6 +305,7 @@ impl Machine {
             ms: 0.05 + stream_ms.max(host_ms + sync),
             stream_ms,
             host_ms,
+            are_copied: true,
             is_unusual: false,
         }
     }

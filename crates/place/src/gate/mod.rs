@@ -124,12 +124,12 @@ impl From<Verdict> for Finding {
 }
 
 /// Which layer of a chunk a unit was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Unit {
     /// The layer, among all of the model's.
     pub layer: u32,
-    /// Experts that were chosen and not in device memory: what its time is divided by.
-    pub missing: u32,
+    /// What its time is divided by: experts that were chosen and not in device memory, and what the layer does anyway as if it were such ones.
+    pub parts: f64,
 }
 
 /// What a reading said.
@@ -313,7 +313,7 @@ impl Gate {
     fn take(&mut self, unit: Option<Unit>, ms: f64) -> Reading {
         let (purpose, arm) = self.next();
         let amount = self.amount_of(arm);
-        let each_ms = unit.map_or(ms, |unit| ms / f64::from(unit.missing.max(1)));
+        let each_ms = unit.map_or(ms, |unit| ms / unit.parts.max(1.0));
         let mut ratio = None;
         if self.is_first {
             self.skip();

@@ -183,7 +183,7 @@ fn chunk(gate: &mut Gate, layers: u32, mut ms: impl FnMut(u32, f64) -> f64) -> V
     (0..layers)
         .map(|layer| {
             let (arm, share) = (gate.arm(), gate.share());
-            gate.read_layer(Unit { layer, missing: 2 }, 2.0 * ms(layer, share));
+            gate.read_layer(Unit { layer, parts: 2.0 }, 2.0 * ms(layer, share));
             arm
         })
         .collect()
@@ -198,7 +198,7 @@ fn the_first_layer_of_a_chunk_is_not_read() {
         }
         let arm = gate.arm();
         let ms = if layer == 0 { 100.0 } else { 10.0 };
-        let reading = gate.read_layer(Unit { layer, missing: 4 }, ms);
+        let reading = gate.read_layer(Unit { layer, parts: 4.0 }, ms);
         assert_eq!(reading.each_ms, ms / 4.0);
         let expected = [Arm::Alone, Arm::Shared][layer as usize % 2];
         assert_eq!(arm, expected);
@@ -224,13 +224,13 @@ fn a_layer_that_paid_once_is_compared_with_nothing() {
     gate.begin_chunk();
     gate.skip();
     for (layer, ms, ratio) in [(1, 10.0, None), (2, 10.0, Some(1.0))] {
-        assert_eq!(gate.read_layer(Unit { layer, missing: 1 }, ms).ratio, ratio);
+        assert_eq!(gate.read_layer(Unit { layer, parts: 1.0 }, ms).ratio, ratio);
     }
     gate.skip();
     let reading = gate.read_layer(
         Unit {
             layer: 4,
-            missing: 1,
+            parts: 1.0,
         },
         10.0,
     );

@@ -140,7 +140,7 @@ fn what_was_recorded_is_replayed() {
     };
     assert_eq!((trace.layers.len(), trace.planned), (48, 0.5));
     for layer in &trace.layers {
-        assert_eq!(layer.unit.missing, 40);
+        assert_eq!(layer.unit.parts, 40.0);
         // Between those that were recorded times are straight.
         for share in [0.0, 0.25, 0.4, 0.5, 0.9, 1.0] {
             let expected = ms(layer.unit.layer, share);
@@ -199,7 +199,7 @@ fn what_was_measured_at_boot_does_not_survive_a_noisy_prompt() {
                 let shared = if share > 0.0 { hand_over } else { 0.0 };
                 let ms = f64::max((1.0 - share) * mb / link, share * mb / cpu) + shared;
                 let noisy = ms * trace::unsteady(&mut random) * (1.0 + 0.04 * random.normal());
-                gate.read_layer(Unit { layer, missing: 32 }, noisy);
+                gate.read_layer(Unit { layer, parts: 32.0 }, noisy);
             }
             let verdict = gate.verdict().expect("a prompt is enough");
             assert!(!verdict.shares, "{link} {cpu}, prompt {number}");

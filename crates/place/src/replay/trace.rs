@@ -120,7 +120,7 @@ impl Trace {
                     chunk: 0,
                     unit: Unit {
                         layer: layer as u32,
-                        missing: 1,
+                        parts: 1.0,
                     },
                     curve: Curve::Shaped { alone_ms, effect },
                 }
@@ -187,7 +187,10 @@ fn recorded(chunk: u32, layer: u32, windows: &[&Window], scale: f64) -> Option<L
     let missing = windows.iter().map(|w| w.missing).max()?;
     Some(Layer {
         chunk,
-        unit: Unit { layer, missing },
+        unit: Unit {
+            layer,
+            parts: f64::from(missing),
+        },
         curve: Curve::Points(points.into_iter().map(scaled).collect()),
     })
 }

@@ -633,6 +633,8 @@ impl Backend for Cpu<'_> {
                     ms: ms(begun.elapsed()),
                     stream_ms: ms(streaming),
                     host_ms: ms(mixer.host_took()),
+                    // The host makes them.
+                    are_copied: false,
                     is_unusual,
                 };
                 store.took(&took);

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! So a generated token is given, or launched as a graph, ahead of all answers, and the driver is not called before one: who waits for the device would keep the
-//! host from answering. What moves into the cache behind a layer is copied when the next one's routing is known: all launches of the layers before are past
-//! then, and slots and lists that they read may be written.
+//! host from answering. What moves into the cache is copied when a later layer's routing is known: all launches of the layers before are past
+//! then, and slots and lists that they read may be written. A prompt's is copied behind what its layer streams.
 
 use super::mixture::{Lying, Mixtures};
 use crate::error::Error;
@@ -275,6 +275,8 @@ impl PlacedExperts {
         used: impl Iterator<Item = (u32, u32)>,
     ) -> Result<(), cuda::Error> {
         let now = Instant::now();
+        self.settle()?;
+        let are_copied = self.moving.is_empty() && !self.has_host_copy();
         if let Some(pending) = self.pending.take() {
             let [begun, ended] = &self.streaming;
             let stream_ms = match pending.is_streamed {
@@ -285,6 +287,7 @@ impl PlacedExperts {
                 ms: ms(now - pending.since),
                 stream_ms,
                 host_ms: ms(pending.host),
+                are_copied,
                 is_unusual: self.generated == 1,
             });
         }
@@ -292,9 +295,6 @@ impl PlacedExperts {
         let served = self.store.serve(at.mixture.index, used);
         self.served.clear();
         self.served.extend(served.unwrap_or_default());
-        for i in 0..self.store.copies().len() {
-            self.move_behind(self.store.copies()[i]);
-        }
         self.pending = Some(Pending {
             since: now,
             host: Duration::ZERO,
@@ -303,19 +303,30 @@ impl PlacedExperts {
         Ok(())
     }
 
-    /// Has an expert moved into the cache when the layer in work is done.
-    fn move_behind(&mut self, copy: Copy) {
+    /// Has an expert moved into the cache some time.
+    fn moving(&mut self, copy: Copy) -> Moving {
         self.number += 1;
         let moving = Moving {
             copy,
             number: self.number,
         };
-        self.behind.push(moving);
         self.settling[copy.slot.0 as usize] = Some(moving);
+        moving
     }
 
-    /// Begins to copy what moves into the cache behind earlier layers, and looks what is there by now.
-    fn move_in(&mut self, lying: &Lying) -> Result<(), cuda::Error> {
+    /// Has an expert moved into the cache when the layer in work is done.
+    fn move_behind(&mut self, copy: Copy) {
+        let moving = self.moving(copy);
+        self.behind.push(moving);
+    }
+
+    /// Whether copies have the host do something, and are slower than they need be.
+    fn has_host_copy(&self) -> bool {
+        self.bounce.is_some() || self.store.emulated().link_gb_s.is_some()
+    }
+
+    /// Looks which copies to the cache are there by now.
+    fn settle(&mut self) -> Result<(), cuda::Error> {
         while let Some(&moving) = self.moving.front() {
             let Moving { copy, .. } = moving;
             if !self.settled[copy.layer as usize].is_done()? {
@@ -327,6 +338,11 @@ impl PlacedExperts {
             }
             self.moving.pop_front();
         }
+        Ok(())
+    }
+
+    /// Begins to copy what moves into the cache behind earlier layers.
+    fn move_in(&mut self, lying: &Lying) -> Result<(), cuda::Error> {
         for moving in std::mem::take(&mut self.due) {
             let Moving { copy, .. } = moving;
             // A later one takes the slot.
@@ -338,6 +354,15 @@ impl PlacedExperts {
             self.moving.push_back(moving);
         }
         Ok(())
+    }
+
+    /// Begins to copy what the store has moved into the cache, to slots that the layer in work does not use.
+    fn move_chosen(&mut self, lying: &Lying) -> Result<(), cuda::Error> {
+        for i in 0..self.store.copies().len() {
+            let moving = self.moving(self.store.copies()[i]);
+            self.due.push(moving);
+        }
+        self.move_in(lying)
     }
 
     /// Begins to copy an expert to a slot.
@@ -401,7 +426,7 @@ impl PlacedExperts {
             return Ok(());
         }
         self.share_one(at)?;
-        self.move_in(at.lying)
+        self.move_chosen(at.lying)
     }
 
     /// Wakes the threads that compute the CPU's part of a step, if it may have one: they sleep through tokens without, and a layer that has to wake them is
@@ -417,7 +442,7 @@ impl PlacedExperts {
     pub(super) fn answer(&mut self, at: &mut At<'_>) -> Result<(), cuda::Error> {
         self.say_where(at)?;
         self.share_one(at)?;
-        self.move_in(at.lying)
+        self.move_chosen(at.lying)
     }
 
     /// Where the experts are that a layer asks about.
@@ -427,7 +452,7 @@ impl PlacedExperts {
         self.serve(at, ids.iter().map(|&id| (id, 1)))?;
         let (blob, starts) = (&at.lying.blobs[index], &at.lying.starts[index]);
         // Copies that are slower than they need be cannot be spared by reading in place.
-        let copies_all = self.bounce.is_some() || self.store.emulated().link_gb_s.is_some();
+        let copies_all = self.has_host_copy();
         self.answers.clear();
         for i in 0..self.served.len() {
             let Served { expert, way, .. } = self.served[i];
@@ -578,6 +603,7 @@ impl PlacedExperts {
             at.mixer.multiply(at.stream, at.start, &layer, n)?;
         }
         self.stream_batches(at, n, &batches)?;
+        self.move_chosen(at.lying)?;
         if self.served.iter().any(|s| s.way == Way::Host) {
             let begun = Instant::now();
             self.share_many(at, n, x)?;

@@ -389,6 +389,14 @@ unsafe impl<T: Plain> Sync for Pinned<T> {}
 impl<T: Plain> Pinned<T> {
     /// Memory for `len` numbers, all bytes zero, cached by the CPU and usable with every device.
     pub fn new(device: &Device, len: usize) -> Result<Self, Error> {
+        let new = Self::unset(device, len)?;
+        // SAFETY: the memory is `len` numbers long, and nobody else's.
+        unsafe { new.at.write_bytes(0, len) };
+        Ok(new)
+    }
+
+    /// The same with whatever is in it.
+    pub fn unset(device: &Device, len: usize) -> Result<Self, Error> {
         let none = |wanted_bytes| Error::OutOfPinned { wanted_bytes };
         let bytes = len.checked_mul(size_of::<T>()).ok_or(none(u64::MAX))?;
         if bytes == 0 {
@@ -406,8 +414,6 @@ impl<T: Plain> Pinned<T> {
             return Err(none(bytes as u64));
         }
         device.check("cuMemHostAlloc", code)?;
-        // SAFETY: the memory is new and `bytes` long.
-        unsafe { at.cast::<u8>().write_bytes(0, bytes) };
         Ok(Self {
             device: device.clone(),
             at: at.cast(),

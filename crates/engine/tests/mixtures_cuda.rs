@@ -7,6 +7,7 @@ mod small;
 
 use std::ops::ControlFlow;
 
+use engine::Error;
 use engine::experts::{
     Costs, Emulated, ExpertPlacing, Policy, Recalled, Settings, Share, placed_layers,
 };
@@ -31,11 +32,23 @@ fn tokens(n: usize) -> Vec<u32> {
 }
 
 fn load(kind: Kind, ty: TensorType, device: ComputeDevice, experts: ExpertHome) -> Model {
+    load_pinned(kind, ty, device, experts, None)
+}
+
+/// The same with so many bytes of host memory pinned for experts, at most.
+fn load_pinned(
+    kind: Kind,
+    ty: TensorType,
+    device: ComputeDevice,
+    experts: ExpertHome,
+    pin_max_bytes: Option<u64>,
+) -> Model {
     let file = small::header(kind, SIZES, &[ty], false);
     let options = LoadOptions {
         threads: Some(2),
         device,
         experts,
+        pin_max_bytes,
         contents: small::contents(),
         ..LoadOptions::default()
     };
@@ -173,15 +186,22 @@ fn experts_of_a_gpu_are_the_same_wherever_they_are() {
         let (few, many) = (tokens(30), tokens(200));
         let generated = logits(&there, &few, None, None);
         let prompt = logits(&there, &many, Some(200), None);
-        for part in [0.0, 0.1, 0.5, 1.0] {
-            for share in [
-                Share::Off,
-                Share::Fixed(0.3),
-                Share::Fixed(0.7),
-                Share::Fixed(1.0),
-                Share::Auto,
-                Share::Always,
-            ] {
+        let shares = [
+            Share::Off,
+            Share::Fixed(0.3),
+            Share::Fixed(0.7),
+            Share::Fixed(1.0),
+            Share::Auto,
+            Share::Always,
+        ];
+        // Where all have slots, there is little to share.
+        for (part, shares) in [
+            (0.0, &shares[..]),
+            (0.1, &shares[..]),
+            (0.5, &shares[..]),
+            (1.0, &[Share::Auto][..]),
+        ] {
+            for &share in shares {
                 let what = format!("{kind:?} {}, {part} in slots, {share:?}", ty.name());
                 let experts = || Some(placing(&placed, part, share));
                 if let Some((n, first)) =
@@ -189,7 +209,12 @@ fn experts_of_a_gpu_are_the_same_wherever_they_are() {
                 {
                     wrong.push(format!("{what}: {n} generated, from {first} on"));
                 }
-                for cut in [5, 64, 200] {
+                // A session takes longer to make than to use.
+                let cuts = match share {
+                    Share::Auto => &[5, 64, 200][..],
+                    _ => &[64],
+                };
+                for &cut in cuts {
                     let found = logits(&placed, &many, Some(cut), experts());
                     if let Some((n, first)) = differing(&found, &prompt) {
                         wrong.push(format!("{what}: {n} in chunks of {cut}, from {first} on"));
@@ -199,4 +224,130 @@ fn experts_of_a_gpu_are_the_same_wherever_they_are() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn experts_that_no_gpu_reaches_are_the_same_too() {
+    let gpu = match Gpu::first() {
+        Ok(Some(gpu)) => gpu,
+        Ok(None) => {
+            let test = "experts_that_no_gpu_reaches_are_the_same_too";
+            return common::skipped(test, "there is no GPU");
+        }
+        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    };
+    let device = ComputeDevice::Cuda(gpu.ordinal());
+    let mut wrong = Vec::new();
+    // Without biases and with them, which the sum reads where they lie.
+    for (kind, ty) in [
+        (Kind::Qwen3Moe, TensorType::Q4_K),
+        (Kind::GptOss, TensorType::MXFP4),
+    ] {
+        let there = load(kind, ty, device, ExpertHome::Device);
+        let all = place::experts::blob_bytes(&placed_layers(&there.expert_layers()));
+        let (few, many) = (tokens(30), tokens(200));
+        let generated = logits(&there, &few, None, None);
+        let prompt = logits(&there, &many, Some(200), None);
+        for pin_max in [0, all / 2] {
+            let placed = load_pinned(kind, ty, device, ExpertHome::Host, Some(pin_max));
+            for (part, share, emulated) in [
+                (0.0, Share::Off, Emulated::default()),
+                (0.5, Share::Off, Emulated::default()),
+                (0.3, Share::Fixed(0.5), Emulated::default()),
+                (0.5, Share::Auto, Emulated::default()),
+                (
+                    0.3,
+                    Share::Fixed(0.5),
+                    Emulated {
+                        host_copy: true,
+                        ..Emulated::default()
+                    },
+                ),
+            ] {
+                let what = format!("{kind:?}, {pin_max} pinned, {part} in slots, {share:?}");
+                let experts = || {
+                    Some(ExpertPlacing {
+                        emulated,
+                        ..placing(&placed, part, share)
+                    })
+                };
+                if let Some((n, first)) =
+                    differing(&logits(&placed, &few, None, experts()), &generated)
+                {
+                    wrong.push(format!("{what}: {n} generated, from {first} on"));
+                }
+                for cut in [64, 200] {
+                    let found = logits(&placed, &many, Some(cut), experts());
+                    if let Some((n, first)) = differing(&found, &prompt) {
+                        wrong.push(format!("{what}: {n} in chunks of {cut}, from {first} on"));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn what_fails_on_a_gpu_is_told_and_never_a_wrong_token() {
+    let gpu = match Gpu::first() {
+        Ok(Some(gpu)) => gpu,
+        Ok(None) => {
+            let test = "what_fails_on_a_gpu_is_told_and_never_a_wrong_token";
+            return common::skipped(test, "there is no GPU");
+        }
+        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    };
+    let device = ComputeDevice::Cuda(gpu.ordinal());
+    let placed = load(Kind::Qwen3Moe, TensorType::Q4_K, device, ExpertHome::Host);
+    let many = tokens(64);
+    let expected = logits(
+        &placed,
+        &many,
+        Some(64),
+        Some(placing(&placed, 0.5, Share::Off)),
+    );
+    let new = |emulated| {
+        let options = SessionOptions {
+            ubatch: 64,
+            n_ctx: 1024,
+            device,
+            experts: Some(ExpertPlacing {
+                emulated,
+                ..placing(&placed, 0.2, Share::Fixed(0.5))
+            }),
+            ..SessionOptions::for_model(placed.config())
+        };
+        Session::new(&placed, &options)
+    };
+
+    // No memory for slots.
+    let refused = Emulated {
+        staging_fails: true,
+        ..Emulated::default()
+    };
+    let error = new(refused).unwrap_err().to_string();
+    assert!(error.contains("out of memory"), "{error}");
+
+    // A thread that panics while it computes the CPU's share, and the device waits for it.
+    let panics = Emulated {
+        worker_panics: true,
+        ..Emulated::default()
+    };
+    let mut broken = new(panics).unwrap();
+    let failed = broken.prefill(&many, Wanted::Last);
+    assert!(matches!(failed, Err(Error::Panicked)), "{failed:?}");
+    let mut broken = new(panics).unwrap();
+    let failed = many.iter().try_for_each(|&token| broken.decode(token));
+    assert!(matches!(failed, Err(Error::Panicked)), "{failed:?}");
+
+    // Others are as they were.
+    let mut session = new(Emulated::default()).unwrap();
+    let mut found = Vec::new();
+    let mut each = |_, logits: &[f32]| {
+        found.extend_from_slice(logits);
+        ControlFlow::Continue(())
+    };
+    session.prefill(&many, Wanted::All(&mut each)).unwrap();
+    assert_eq!(differing(&found, &expected), None);
 }

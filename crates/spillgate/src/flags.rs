@@ -162,7 +162,7 @@ pub struct BudgetFlags {
     /// Copies of blocks of cells that can be on their way to the device or in use [default: what is worth most]
     #[arg(long, value_name = "SLOTS")]
     pub staging: Option<u64>,
-    /// Host memory for cells that may be pinned, so that the device copies it by itself [default: all that is needed]
+    /// Host memory for experts and cells that may be pinned, so that the device copies it by itself [default: all that is needed]
     #[arg(long, value_name = "MIB")]
     pub pin_max: Option<u64>,
     /// Device memory for a mixture's experts, in MiB or as a part of all of them; the others are in host memory [default: what is worth most]
@@ -174,7 +174,7 @@ pub struct BudgetFlags {
     /// The same for generated tokens
     #[arg(long, value_name = "off|auto|always|0..1", default_value = "auto", value_parser = cpu_share)]
     pub cpu_share_decode: Share,
-    /// Make this machine a worse one, for measurements: host-copy, link=GB/s, hog=THREADS, staging-fail, worker-panic, separated by commas
+    /// Make this machine a worse one, for measurements: host-copy, link=GB/s, hog=THREADS, pin-max=MIB, staging-fail, worker-panic, separated by commas
     #[arg(long, value_name = "WHAT,...", value_parser = emulate)]
     pub emulate: Option<EmulateFlag>,
 }
@@ -184,6 +184,8 @@ pub struct BudgetFlags {
 pub struct EmulateFlag {
     /// What sessions do about it.
     pub experts: Emulated,
+    /// MiB of host memory that may be pinned.
+    pub pin_max: Option<u64>,
     /// Threads that copy memory for nothing.
     pub hogs: usize,
 }
@@ -238,9 +240,11 @@ impl BudgetFlags {
 
     /// How cells get to host memory and back.
     pub fn transfers(&self) -> Transfers {
-        let worse = self.emulate.unwrap_or_default().experts;
+        let emulated = self.emulate.unwrap_or_default();
+        let worse = emulated.experts;
+        let pin_max = [self.pin_max, emulated.pin_max].into_iter().flatten().min();
         Transfers {
-            pin_max_bytes: self.pin_max.map(|mib| mib.saturating_mul(1 << 20)),
+            pin_max_bytes: pin_max.map(|mib| mib.saturating_mul(1 << 20)),
             link_gb_s: worse.link_gb_s,
             host_copy: worse.host_copy,
             staging_fails: worse.staging_fails,
@@ -318,7 +322,7 @@ fn emulate(text: &str) -> Result<EmulateFlag, String> {
     for part in text.split(',') {
         let unknown = || {
             format!(
-                "'{part}': expected host-copy, link=GB/s, hog=THREADS, staging-fail or worker-panic"
+                "'{part}': expected host-copy, link=GB/s, hog=THREADS, pin-max=MIB, staging-fail or worker-panic"
             )
         };
         match part.split_once('=') {
@@ -331,6 +335,9 @@ fn emulate(text: &str) -> Result<EmulateFlag, String> {
                     .ok()
                     .filter(|x| *x >= 1e-3 && x.is_finite());
                 flag.experts.link_gb_s = Some(gb_s.ok_or_else(unknown)?);
+            }
+            Some(("pin-max", mib)) => {
+                flag.pin_max = Some(mib.parse().ok().ok_or_else(unknown)?);
             }
             Some(("hog", threads)) => {
                 let threads = threads.parse().ok().filter(|n| (1..=1024).contains(n));
@@ -587,6 +594,7 @@ pub mod tests {
         }
         assert_eq!(cpu_share("off"), Ok(Share::Off));
         assert_eq!(cpu_share("auto"), Ok(Share::Auto));
+        assert_eq!(cpu_share("always"), Ok(Share::Always));
         assert_eq!(cpu_share("0.7"), Ok(Share::Fixed(0.7)));
         for bad in ["", "on", "2", "NaN"] {
             assert!(cpu_share(bad).is_err(), "{bad}");
@@ -594,7 +602,18 @@ pub mod tests {
         let worse = emulate("link=0.5,hog=2,host-copy").unwrap();
         assert_eq!((worse.experts.link_gb_s, worse.hogs), (Some(0.5), 2));
         assert!(worse.experts.host_copy && !worse.experts.staging_fails);
-        for bad in ["", "link", "link=0", "link=NaN", "hog=0", "hog=-1", "slow"] {
+        assert_eq!(emulate("pin-max=0").unwrap().pin_max, Some(0));
+        for bad in [
+            "",
+            "link",
+            "link=0",
+            "link=NaN",
+            "hog=0",
+            "hog=-1",
+            "pin-max",
+            "pin-max=x",
+            "slow",
+        ] {
             assert!(emulate(bad).is_err(), "{bad}");
         }
         for bad in ["", "/", "q8_0/", "q8_0/q9", "a/b/c"] {

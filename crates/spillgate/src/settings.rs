@@ -142,6 +142,7 @@ impl Opened {
                 None => ExpertHome::Device,
                 Some(_) => ExpertHome::Host,
             },
+            pin_max_bytes: plan.options.transfers.pin_max_bytes,
             ..self.options
         };
         let (model, loading) = load_model(&self.path, &self.file, &options)?;

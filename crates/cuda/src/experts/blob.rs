@@ -11,7 +11,10 @@ use quant::tile::{Layout, ROWS};
 
 use crate::error::{Error, length};
 use crate::memory::{Buffer, Pinned};
+use crate::staging;
 use crate::stream::Stream;
+
+use super::blobs::Blobs;
 
 /// Values of F that kernels take at once: gate and up then follow each other without a gap, as one matrix.
 const FF_STEP: usize = 64;
@@ -106,6 +109,11 @@ impl Blob {
         self.bytes
     }
 
+    /// Whether experts have biases.
+    pub fn has_biases(&self) -> bool {
+        self.biases_at.is_some()
+    }
+
     /// Formats of gate and up, and of down.
     pub fn types(&self) -> [TensorType; 2] {
         [self.inputs, self.down]
@@ -171,14 +179,14 @@ impl Arena {
     }
 }
 
-/// Experts that come and go: slots in device memory, blobs in pinned memory, and lists of where a layer's experts are.
+/// Experts that come and go: slots in device memory, blobs in host memory, and lists of where a layer's experts are.
 ///
 /// A list is what one launch is to compute: experts that are not in it are passed over. Lists are written by the host when it knows a layer's routing,
 /// which it does only when all earlier layers' launches are past.
 #[derive(Debug)]
 pub struct Slots {
     slots: Buffer<u8>,
-    blobs: Arc<Pinned<u8>>,
+    blobs: Arc<Blobs>,
     experts: usize,
     lists: Pinned<u64>,
     on_device: Buffer<u64>,
@@ -188,7 +196,7 @@ impl Slots {
     /// `bytes` bytes of slots for copies of `blobs`, and up to `lists` lists of layers of `experts` experts.
     pub fn new(
         stream: &Stream,
-        blobs: Arc<Pinned<u8>>,
+        blobs: Arc<Blobs>,
         bytes: usize,
         experts: usize,
         lists: usize,
@@ -204,7 +212,7 @@ impl Slots {
     }
 
     /// All blobs, in host memory.
-    pub fn blobs(&self) -> &[u8] {
+    pub fn blobs(&self) -> &Blobs {
         &self.blobs
     }
 
@@ -213,33 +221,32 @@ impl Slots {
         self.slots.bytes() + self.on_device.bytes()
     }
 
-    /// Copies a blob to a slot that begins at `at`, in the stream's order. Returns at once.
+    /// Copies a blob that is pinned to a slot that begins at `at`, in the stream's order. Returns at once.
     pub fn fetch(&mut self, stream: &Stream, blob: Range<usize>, at: usize) -> Result<(), Error> {
-        let Some(bytes) = self.blobs.get(blob.clone()) else {
-            return length(
-                "fetch of an expert",
-                "end of the blob",
-                blob.end,
-                self.blobs.len(),
-            );
-        };
+        if self.blobs.address(blob.start, blob.len()).is_none() {
+            let known = self.blobs.pinned_bytes();
+            return length("fetch of an expert", "end of the blob", blob.end, known);
+        }
+        let bytes = &self.blobs.from(blob.start)[..blob.len()];
         // SAFETY: what is shared is not written, and pinned memory is given back only when the driver has done with it.
         unsafe { self.slots.upload_later(stream, at, bytes) }
     }
 
-    /// Copies the first `bytes` bytes of `from` to a slot, as [`Slots::fetch`] does: who writes to it waits for the stream.
-    pub fn fetch_from(
+    /// The same of any blob, through pinned memory, which is waited for until it is free.
+    pub fn fetch_through(
         &mut self,
         stream: &Stream,
-        from: &Pinned<u8>,
-        bytes: usize,
+        bounce: &mut staging::Slot,
+        blob: Range<usize>,
         at: usize,
     ) -> Result<(), Error> {
-        let Some(bytes) = from.get(..bytes) else {
-            return length("fetch of an expert", "bytes", bytes, from.len());
-        };
-        // SAFETY: as in `fetch`; if it is written all the same, numbers change, no more.
-        unsafe { self.slots.upload_later(stream, at, bytes) }
+        const OP: &str = "fetch of an expert";
+        let from = self.blobs.from(blob.start);
+        let to = bounce.bytes()?;
+        let over = blob.len().saturating_sub(from.len().min(to.len()));
+        length(OP, "bytes over the memory", over, 0)?;
+        to[..blob.len()].copy_from_slice(&from[..blob.len()]);
+        bounce.send(stream, blob.len(), &mut self.slots, at)
     }
 
     /// Empties the first `n` lists.
@@ -259,15 +266,14 @@ impl Slots {
         Ok(Place(self.slots.address() + at as u64))
     }
 
-    /// Where an expert is in host memory, for few reads.
-    pub fn place_in_host(&self, blob: &Blob, at: usize) -> Result<Place, Error> {
+    /// Where an expert is in host memory, for few reads; `None`: the device does not reach it.
+    pub fn place_in_host(&self, blob: &Blob, at: usize) -> Result<Option<Place>, Error> {
         const OP: &str = "expert in host memory";
-        let over = at
-            .saturating_add(blob.bytes)
-            .saturating_sub(self.blobs.len());
+        let end = at.saturating_add(blob.bytes);
+        let over = end.saturating_sub(self.blobs.len());
         length(OP, "bytes over the blobs", over, 0)?;
         length(OP, "bytes past a boundary", at % ALIGN, 0)?;
-        Ok(Place(self.blobs.address() + at as u64))
+        Ok(self.blobs.address(at, blob.bytes).map(Place))
     }
 
     /// Puts an expert of that place into a list.

@@ -5,12 +5,14 @@
 //! ([`Mixer::combine`]). Neither way waits for the host, unless it is to be told who was chosen ([`Mixer::tell_host`]).
 
 mod blob;
+mod blobs;
 mod cut;
 mod few;
 mod many;
 mod told;
 
 pub use blob::{Arena, Blob, Layer, Place, Slots};
+pub use blobs::Blobs;
 pub use told::{Foreign, Question};
 
 use cpu::mixture::{Routing, Weighing};

@@ -15,7 +15,7 @@ use super::data::{self, Random};
 use super::{Failure, Options, Row, START};
 use crate::acts::{Acts, Quantiser, Shape as ActsShape};
 use crate::experts::{
-    Arena, Blob, FEW_MAX, Foreign, Layer, Mixer, Scores, Shape, Shared, Slots, Tokens,
+    Arena, Blob, Blobs, FEW_MAX, Foreign, Layer, Mixer, Scores, Shape, Shared, Slots, Tokens,
 };
 use crate::memory::{Buffer, Pinned};
 use crate::ops::Normed;
@@ -94,7 +94,7 @@ impl Experts {
             let own = self.bytes(e);
             blobs[e * self.blob.bytes()..][..own.len()].copy_from_slice(&own);
         }
-        let blobs = Arc::new(blobs);
+        let blobs = Arc::new(Blobs::all_pinned(blobs));
         Ok(Slots::new(stream, blobs, bytes, self.case.experts, 1)?)
     }
 
@@ -595,7 +595,7 @@ fn ask(
             let (e, start) = (e as usize, e as usize * experts.blob.bytes());
             places.push(match e {
                 _ if e == absent => None,
-                _ if e.is_multiple_of(2) => Some(slots.place_in_host(&experts.blob, start)?),
+                _ if e.is_multiple_of(2) => slots.place_in_host(&experts.blob, start)?,
                 _ => {
                     slots.fetch(&copies, start..start + experts.blob.bytes(), start)?;
                     Some(slots.place(&experts.blob, start)?)

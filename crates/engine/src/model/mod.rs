@@ -84,6 +84,8 @@ pub struct LoadOptions {
     pub contents: Contents,
     /// Where experts lie, if a device computes.
     pub experts: ExpertHome,
+    /// Host memory for experts that may be pinned for a device; `None`: all that they need.
+    pub pin_max_bytes: Option<u64>,
     /// Threads that compute the host's share of experts; `None`: all.
     pub pool_workers: Option<usize>,
 }
@@ -196,6 +198,7 @@ impl Model {
             &planned,
             options.device,
             options.experts,
+            options.pin_max_bytes,
             &pool,
             vectors,
             &mut tell,

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 const LEAST: usize = 4;
 const MOST: usize = 32;
 
-/// What one more try adds.
+/// What one more try adds, once some did not get done in time; twice as many are tried before.
 const MORE: usize = 2;
 
 /// Copies behind a generated token's layer, at most: what they take delays the next one, which reads over the same link.
@@ -22,6 +22,8 @@ const GENERATED: usize = 4;
 pub(super) struct Behind {
     waiting: BTreeSet<Blob>,
     prompt: usize,
+    /// Whether some did not get done in time.
+    is_tried: bool,
     /// Copies that were chosen last.
     chosen: usize,
 }
@@ -31,6 +33,7 @@ impl Behind {
         Self {
             waiting: BTreeSet::new(),
             prompt: LEAST,
+            is_tried: false,
             chosen: 0,
         }
     }
@@ -68,9 +71,11 @@ impl Behind {
 
     /// Tells whether all copies behind a prompt's layer were there when the next one was routed.
     pub(super) fn took(&mut self, are_there: bool) {
+        let more = if self.is_tried { MORE } else { self.prompt };
+        self.is_tried |= !are_there;
         self.prompt = match are_there {
             false => (self.prompt / 2).max(LEAST),
-            true if self.chosen >= self.prompt => (self.prompt + MORE).min(MOST),
+            true if self.chosen >= self.prompt => (self.prompt + more).min(MOST),
             true => self.prompt,
         };
     }

@@ -564,7 +564,7 @@ impl Experts {
     /// Tells what serving took that was said last. Returns it as a unit, if experts were missing.
     pub fn took(&mut self, took: &Took) -> Option<Unit> {
         self.reading = None;
-        if !self.generated {
+        if !self.generated && !took.is_unusual {
             self.behind.took(took.are_copied);
         }
         let Some(mut unit) = self.unit.take() else {

@@ -285,6 +285,8 @@ struct Machine {
     hand_over_ms: f64,
     /// What a busy CPU makes of the link's rate.
     link_kept: f64,
+    /// What a layer takes besides.
+    rest_ms: f64,
 }
 
 impl Machine {
@@ -302,7 +304,7 @@ impl Machine {
         let host_ms = ms(host, self.host_gb_s);
         let sync = if host > 0.0 { self.hand_over_ms } else { 0.0 };
         Took {
-            ms: 0.05 + stream_ms.max(host_ms + sync),
+            ms: self.rest_ms + stream_ms.max(host_ms + sync),
             stream_ms,
             host_ms,
             are_copied: true,
@@ -362,12 +364,14 @@ fn measurements_at_boot_that_do_not_hold_end_on_no_share_within_a_prompt() {
         host_gb_s: 2.0,
         hand_over_ms: 0.01,
         link_kept: 0.5,
+        rest_ms: 0.05,
     };
     let far = Machine {
         link_gb_s: 24.9,
         host_gb_s: 20.0,
         hand_over_ms: 2.5,
         link_kept: 0.6,
+        rest_ms: 0.05,
     };
     for (costs, machine) in [(boot(12.3, 56.2), slow), (boot(24.9, 63.8), far)] {
         let (always, found) = prompt(costs, &machine, Share::Auto);
@@ -384,11 +388,127 @@ fn a_cpu_that_helps_is_used() {
         host_gb_s: 12.0,
         hand_over_ms: 0.01,
         link_kept: 0.95,
+        rest_ms: 0.05,
     };
     let (shared, found) = prompt(boot(12.0, 12.0), &machine, Share::Auto);
     let (off, _) = prompt(boot(12.0, 12.0), &machine, Share::Off);
     assert_eq!(found, Some(true));
     assert!(shared < off * 0.65, "{shared} {off}");
+}
+
+/// Milliseconds of each of some prompts that use the same experts, half of each layer's, while a cache that has room for them fills.
+///
+/// A machine whose link copies one after the other: what a layer streams waits for what was copied behind the layers before.
+fn filling(share: Share, link_ms: f64, host_ms: f64, rest_ms: f64) -> Vec<f64> {
+    let one = Layer {
+        experts: 128,
+        used: 8,
+        blob_bytes: 2 * MIB,
+    };
+    let layers = [one; 48];
+    let settings = Settings {
+        costs: Costs {
+            link_ms_mib: link_ms / 2.0,
+            host_ms_mib: host_ms / 2.0,
+            host_ms_mib_token: 0.0,
+            ..Costs::UNKNOWN
+        },
+        ..settings(blob_bytes(&layers) / 2, share)
+    };
+    let mut experts = Experts::new(&layers, &settings, &Recalled::default());
+    let used: Vec<(u32, u32)> = (0..60).map(|e| (2 * e, 33)).collect();
+    let (mut now, mut link_free) = (0.0_f64, 0.0_f64);
+    let mut prompts = Vec::new();
+    for _ in 0..6 {
+        let begun = now;
+        experts.begin(250, false);
+        for layer in 0..48 {
+            let served = experts.serve(layer, &used);
+            let n = |f: fn(&Way) -> bool| served.iter().filter(|s| f(&s.way)).count() as f64;
+            let stream_ms = link_ms * n(|way| matches!(way, Way::Streamed(_)));
+            let host_ms = host_ms * n(|way| *way == Way::Host);
+            let streamed = now.max(link_free) + stream_ms;
+            link_free = streamed + link_ms * experts.copies().len() as f64;
+            let end = rest_ms + (streamed * f64::from(stream_ms > 0.0)).max(now + host_ms);
+            experts.took(&Took {
+                ms: end - now,
+                stream_ms,
+                host_ms,
+                are_copied: link_free <= end,
+                is_unusual: false,
+            });
+            now = end;
+        }
+        prompts.push(now - begun);
+    }
+    prompts
+}
+
+#[test]
+fn a_cache_fills_beside_the_cpus_share_and_nothing_is_lost_by_it() {
+    for (link_ms, host_ms, rest_ms) in [(0.05, 0.07, 0.6), (0.05, 0.05, 0.3), (0.05, 0.15, 0.6)] {
+        let off = filling(Share::Off, link_ms, host_ms, rest_ms);
+        let auto = filling(Share::Auto, link_ms, host_ms, rest_ms);
+        println!("off {off:.1?}, auto {auto:.1?}");
+        let sum = |of: &[f64]| of.iter().sum::<f64>();
+        assert!(auto[0] < 0.9 * off[0], "the first prompt has the CPU");
+        assert!(auto[1] < 0.23 * off[0], "the second has most in the cache");
+        for n in 2..=6 {
+            assert!(
+                sum(&auto[..n]) < 1.01 * sum(&off[..n]),
+                "{n}: {off:?} {auto:?}"
+            );
+        }
+        assert!(auto[3..].iter().zip(&off[3..]).all(|(a, o)| *a < 1.01 * o));
+    }
+}
+
+/// A cache that fills over some prompts, until few experts are missing, here more and there fewer: what a layer takes besides is most of its time then.
+#[test]
+fn layers_that_miss_little_do_not_mislead_the_gate() {
+    let one = Layer {
+        experts: 64,
+        used: 8,
+        blob_bytes: 2 * MIB,
+    };
+    let layers = [one; 48];
+    for (host_gb_s, shares) in [(12.0, true), (3.0, false)] {
+        let machine = Machine {
+            link_gb_s: 12.0,
+            host_gb_s,
+            hand_over_ms: 0.01,
+            link_kept: if shares { 0.9 } else { 0.4 },
+            rest_ms: 1.5,
+        };
+        let mut wrong = 0;
+        for seed in 0..40 {
+            let mut dice = Dice(seed);
+            let settings = Settings {
+                costs: boot(12.0, 12.0),
+                ..settings(blob_bytes(&layers) * 95 / 100, Share::Auto)
+            };
+            let mut experts = Experts::new(&layers, &settings, &Recalled::default());
+            for prompt in 0..8 {
+                experts.begin(600, false);
+                for layer in 0..48 {
+                    let used: Vec<(u32, u32)> = (0..64)
+                        .filter(|_| dice.next() < 0.8)
+                        .map(|e| (e, 75))
+                        .collect();
+                    let served = experts.serve(layer, &used).to_vec();
+                    experts.took(&machine.took(&served, 2 * MIB));
+                }
+                let found = experts.verdicts().buckets.into_iter().flatten().next();
+                wrong += usize::from(prompt > 0 && found.map(|f| f.verdict.shares) != Some(shares));
+            }
+            let [counts, _] = experts.counts();
+            assert!(counts.resident > counts.experts / 2);
+        }
+        assert!(
+            wrong <= 14,
+            "{wrong} of 280 prompts ended on another verdict"
+        );
+    }
 }
 
 #[test]

@@ -128,7 +128,7 @@ fn served(session: &Session<'_>, case: Case) -> Counts {
 /// The rows for people.
 pub fn text(rows: &[Row]) -> String {
     let head = [
-        "CASE", "SERVED", "TOK/S", "MIN", "MAX", "N", "CACHE", "STREAMED", "CPU",
+        "CASE", "SERVED", "TOK/S", "FIRST", "MIN", "MAX", "N", "CACHE", "STREAMED", "CPU",
     ];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     lines.extend(rows.iter().map(|row| {
@@ -138,6 +138,8 @@ pub fn text(rows: &[Row]) -> String {
             m.case.clone(),
             row.way.clone(),
             format!("{:.2}", m.median_tok_s),
+            // A cache fills with the first ones.
+            format!("{:.2}", m.tok_s.first().copied().unwrap_or(0.0)),
             format!("{:.2}", m.min_tok_s),
             format!("{:.2}", m.max_tok_s),
             m.tok_s.len().to_string(),
@@ -146,7 +148,7 @@ pub fn text(rows: &[Row]) -> String {
             part(counts.host),
         ]
     }));
-    table(&lines, &[2, 3, 4, 5, 6, 7, 8])
+    table(&lines, &[2, 3, 4, 5, 6, 7, 8, 9])
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Experts that come and go: what a store says of a layer, done with slots in device memory, copies, and the CPU.
 //!
-//! All blobs lie in pinned host memory. The device tells the host a layer's routing (bells in mapped memory, no call of the driver), the store says
+//! All blobs lie in host memory, which is pinned as far as the system lets it. The device tells the host a layer's routing (bells in mapped memory, no call of the driver), the store says
 //! where each expert that is used is computed:
 //!
 //! ```text
@@ -14,6 +14,9 @@
 //! So a generated token is given, or launched as a graph, ahead of all answers, and the driver is not called before one: who waits for the device would keep the
 //! host from answering. What moves into the cache is copied when a later layer's routing is known: all launches of the layers before are past
 //! then, and slots and lists that they read may be written. A prompt's is copied behind what its layer streams.
+//!
+//! What is not pinned the device neither reads nor copies by itself: it goes through a few pinned slots that the host fills, and a generated token's layer
+//! waits for it.
 
 use super::mixture::{Lying, Mixtures};
 use crate::error::Error;
@@ -23,10 +26,10 @@ use cpu::acts::Acts;
 use cpu::mixture::{self, Expert, Pools, Side, Source};
 use cpu::product::Operand;
 use cuda::Stream;
-use cuda::experts::{Foreign, Mixer, Place, Shared, Slots, Tokens};
+use cuda::experts::{Blob, Blobs, Foreign, Mixer, Place, Shared, Slots, Tokens};
 use cuda::kernel::Start;
 use cuda::stream::{Event, Timing};
-use cuda::{Buffer, Mailbox, Pinned};
+use cuda::{Buffer, Mailbox, Pinned, Slot as Bounce};
 use place::experts::{Copy, Experts, Served, Slot, Took, Way};
 use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::act_block;
@@ -78,8 +81,9 @@ pub(super) struct PlacedExperts {
     generated: u64,
     /// A generated token's layers are given to be recorded: nobody is to be answered.
     pub(super) is_recording: bool,
-    /// What copies pass through where that is emulated.
-    bounce: Option<Pinned<u8>>,
+    /// Pinned memory that copies of what is not pinned pass through, and whose turn it is.
+    bounces: Vec<Bounce>,
+    next_bounce: usize,
 }
 
 /// A copy to the cache behind a layer, by its number.
@@ -112,10 +116,10 @@ struct Computing {
     acts: [Acts; 2],
 }
 
-/// Experts in pinned memory.
+/// Experts where they lie.
 struct InBlobs<'a> {
     mixture: &'a Mixture,
-    blobs: &'a [u8],
+    blobs: &'a Blobs,
     starts: &'a [usize],
 }
 
@@ -126,7 +130,7 @@ impl Source for InBlobs<'_> {
 
     fn expert(&self, expert: u32) -> Expert<'_> {
         let start = self.starts[expert as usize];
-        self.mixture.experts[expert as usize].view_in(&self.blobs[start..])
+        self.mixture.experts[expert as usize].view_in(self.blobs.from(start))
     }
 
     fn side(&self, _: u32) -> Side {
@@ -151,6 +155,9 @@ impl At<'_> {
     }
 }
 
+/// Copies that pass through pinned memory at a time.
+const BOUNCES: usize = 4;
+
 /// Rows that the CPU's part of many tokens is computed in, at a time, unless there are more tokens.
 const ROWS: usize = 2048;
 
@@ -160,7 +167,7 @@ impl PlacedExperts {
         model: &Model,
         stream: &Stream,
         mixtures: &Mixtures,
-        blobs: Arc<Pinned<u8>>,
+        blobs: Arc<Blobs>,
         store: Store,
         ubatch: usize,
     ) -> Result<Self, Error> {
@@ -202,10 +209,13 @@ impl PlacedExperts {
             ROWS.max(ubatch),
         );
         let acts = || Acts::new(ubatch, c.width).map_err(memory);
-        let bounce = store.emulated().host_copy.then(|| {
-            let bytes = (0..mixtures.lying.blobs.len()).map(|i| mixtures.lying.blobs[i].bytes());
-            Pinned::new(device, bytes.max().unwrap_or(0))
-        });
+        let has_pageable = blobs.pinned_bytes() < blobs.len();
+        let bounces = match has_pageable || store.emulated().host_copy {
+            true => BOUNCES,
+            false => 0,
+        };
+        let bytes = mixtures.lying.blobs.iter().map(Blob::bytes).max();
+        let bounces = (0..bounces).map(|_| Bounce::new(device, bytes.unwrap_or(0)));
         let mut this = Self {
             slots: Slots::new(stream, blobs, end, experts, experts + 2)?,
             settling: vec![None; places.len()],
@@ -238,7 +248,8 @@ impl PlacedExperts {
             pending: None,
             generated: 0,
             is_recording: false,
-            bounce: bounce.transpose()?,
+            bounces: bounces.collect::<Result<_, _>>()?,
+            next_bounce: 0,
             places,
             store,
         };
@@ -276,7 +287,7 @@ impl PlacedExperts {
     ) -> Result<(), cuda::Error> {
         let now = Instant::now();
         self.settle()?;
-        let are_copied = self.moving.is_empty() && !self.has_host_copy();
+        let are_copied = self.moving.is_empty() && self.bounces.is_empty() && !self.is_slowed();
         if let Some(pending) = self.pending.take() {
             let [begun, ended] = &self.streaming;
             let stream_ms = match pending.is_streamed {
@@ -320,9 +331,10 @@ impl PlacedExperts {
         self.behind.push(moving);
     }
 
-    /// Whether copies have the host do something, and are slower than they need be.
-    fn has_host_copy(&self) -> bool {
-        self.bounce.is_some() || self.store.emulated().link_gb_s.is_some()
+    /// Whether copies are slower than they need be.
+    fn is_slowed(&self) -> bool {
+        let emulated = self.store.emulated();
+        emulated.host_copy || emulated.link_gb_s.is_some()
     }
 
     /// Looks which copies to the cache are there by now.
@@ -365,20 +377,29 @@ impl PlacedExperts {
         self.move_in(lying)
     }
 
+    /// Whether the device reaches the blob that begins there.
+    fn is_pinned(&self, start: usize) -> bool {
+        start < self.slots.blobs().pinned_bytes()
+    }
+
     /// Begins to copy an expert to a slot.
     fn fetch(&mut self, lying: &Lying, copy: Copy) -> Result<(), cuda::Error> {
         let (layer, slot) = (copy.layer as usize, copy.slot.0 as usize);
         let start = lying.starts[layer][copy.expert as usize];
         let (bytes, to) = (lying.blobs[layer].bytes(), self.places[slot]);
-        let Emulated { link_gb_s, .. } = self.store.emulated();
+        let Emulated {
+            link_gb_s,
+            host_copy,
+            ..
+        } = self.store.emulated();
         let begun = Instant::now();
-        match &mut self.bounce {
-            None => self.slots.fetch(&self.copies, start..start + bytes, to)?,
-            Some(bounce) => {
-                self.copies.synchronise()?;
-                bounce[..bytes].copy_from_slice(&self.slots.blobs()[start..start + bytes]);
-                self.slots.fetch_from(&self.copies, bounce, bytes, to)?;
-            }
+        if !host_copy && self.is_pinned(start) {
+            self.slots.fetch(&self.copies, start..start + bytes, to)?;
+        } else {
+            let bounce = &mut self.bounces[self.next_bounce];
+            self.next_bounce = (self.next_bounce + 1) % BOUNCES;
+            self.slots
+                .fetch_through(&self.copies, bounce, start..start + bytes, to)?;
         }
         if let Some(gb_s) = link_gb_s {
             let took = Duration::from_secs_f64(bytes as f64 / gb_s / 1e9);
@@ -450,45 +471,64 @@ impl PlacedExperts {
         let (number, index) = (at.number(), at.mixture.index);
         let ids = at.mixer.question(at.stream, number)?.ids.to_vec();
         self.serve(at, ids.iter().map(|&id| (id, 1)))?;
-        let (blob, starts) = (&at.lying.blobs[index], &at.lying.starts[index]);
-        // Copies that are slower than they need be cannot be spared by reading in place.
-        let copies_all = self.has_host_copy();
         self.answers.clear();
         for i in 0..self.served.len() {
-            let Served { expert, way, .. } = self.served[i];
-            let start = starts[expert as usize];
-            let place = match way {
-                Way::Host => None,
-                Way::Resident(slot) => Some(match self.settling[slot.0 as usize] {
-                    None => self.slots.place(blob, self.places[slot.0 as usize])?,
-                    Some(_) => self.slots.place_in_host(blob, start)?,
-                }),
-                Way::Streamed(slot) => {
-                    let copy = Copy {
-                        layer: index as u32,
-                        expert,
-                        slot,
-                    };
-                    let is_cached = slot.0 < self.cached;
-                    if copies_all && is_cached {
-                        self.fetch(at.lying, copy)?;
-                        self.copies.synchronise()?;
-                        self.settling[slot.0 as usize] = None;
-                        Some(self.slots.place(blob, self.places[slot.0 as usize])?)
-                    } else {
-                        if copies_all {
-                            self.fetch(at.lying, copy)?;
-                        } else if is_cached {
-                            self.move_behind(copy);
-                        }
-                        Some(self.slots.place_in_host(blob, start)?)
-                    }
-                }
-            };
+            let place = self.place_one(at.lying, index, i)?;
             self.answers.push(place);
         }
         at.mixer.answer(number, &self.answers);
         Ok(())
+    }
+
+    /// Where an expert is that was served a generated token's layer `index`: in a slot, or in host memory, from where the device reads it in few reads;
+    /// `None`: the CPU computes it.
+    fn place_one(
+        &mut self,
+        lying: &Lying,
+        index: usize,
+        i: usize,
+    ) -> Result<Option<Place>, cuda::Error> {
+        let Served { expert, way, .. } = self.served[i];
+        let (Way::Resident(slot) | Way::Streamed(slot)) = way else {
+            return Ok(None);
+        };
+        let (blob, start) = (&lying.blobs[index], lying.starts[index][expert as usize]);
+        let at = slot.0 as usize;
+        let copy = Copy {
+            layer: index as u32,
+            expert,
+            slot,
+        };
+        let is_cached = slot.0 < self.cached;
+        let in_host = self.slots.place_in_host(blob, start)?;
+        // Copies that are slower than they need be cannot be spared by reading in place.
+        let is_copied = in_host.is_none() || self.is_slowed();
+        match way {
+            Way::Resident(_) if self.settling[at].is_none() => {}
+            // It is on its way.
+            Way::Resident(_) if in_host.is_some() => return Ok(in_host),
+            Way::Streamed(_) if !is_copied => {
+                if is_cached {
+                    self.move_behind(copy);
+                }
+                return Ok(in_host);
+            }
+            // No slot of the cache has two of a layer's; in the ring they may meet.
+            Way::Streamed(_) if !is_cached && in_host.is_some() => {
+                self.fetch(lying, copy)?;
+                return Ok(in_host);
+            }
+            Way::Streamed(_) if self.served[..i].iter().any(|s| s.way == way) => {
+                self.served[i].way = Way::Host;
+                return Ok(None);
+            }
+            _ => {
+                self.fetch(lying, copy)?;
+                self.copies.synchronise()?;
+                self.settling[at] = None;
+            }
+        }
+        self.slots.place(blob, self.places[at]).map(Some)
     }
 
     /// The CPU's part of a generated token's experts.
@@ -557,11 +597,22 @@ impl PlacedExperts {
         self.move_in(at.lying)?;
         let index = at.mixture.index;
         let (blob, starts) = (&at.lying.blobs[index], &at.lying.starts[index]);
-        let batches = self.batches();
         let mut last_of = vec![None; self.places.len()];
-        for &(expert, slot) in batches.iter().flatten() {
-            last_of[slot.0 as usize] = Some(expert);
+        for served in &self.served {
+            if let Way::Streamed(slot) = served.way {
+                last_of[slot.0 as usize] = Some(served.expert);
+            }
         }
+        // The sum reads biases: of those whose slot others take, where they lie. What the device does not reach there the CPU computes.
+        for served in self.served.iter_mut().filter(|_| blob.has_biases()) {
+            if let Way::Streamed(slot) = served.way
+                && last_of[slot.0 as usize] != Some(served.expert)
+                && starts[served.expert as usize] >= self.slots.blobs().pinned_bytes()
+            {
+                served.way = Way::Host;
+            }
+        }
+        let batches = self.batches();
         let lists = 2 + batches.len();
         self.slots.clear(lists);
         let mut resident = false;
@@ -580,10 +631,11 @@ impl PlacedExperts {
                     }
                     resident = true;
                 }
-                // The sum reads biases: of those whose slot others have taken, where they lie.
+                // Biases, which the sum reads, are still where they lie.
                 Way::Streamed(slot) if last_of[slot.0 as usize] != Some(expert) => {
-                    let place = self.slots.place_in_host(blob, starts[e])?;
-                    self.slots.put(lists - 1, e, place)?;
+                    if let Some(place) = self.slots.place_in_host(blob, starts[e])? {
+                        self.slots.put(lists - 1, e, place)?;
+                    }
                 }
                 Way::Streamed(slot) => {
                     let place = self.slots.place(blob, self.places[slot.0 as usize])?;

@@ -155,7 +155,10 @@ impl<'m> Cuda<'m> {
             timed: None,
             failed: None,
             work_bytes: 0,
-            pin_max_bytes: transfers.pin_max_bytes.unwrap_or(u64::MAX),
+            pin_max_bytes: transfers.pin_max_bytes.map_or(u64::MAX, |most| {
+                // Experts came first.
+                most.saturating_sub(model.weights.on_device().pinned_bytes())
+            }),
             pinned_bytes: Cell::new(0),
             pinned: RefCell::default(),
             is_told: Cell::new(false),

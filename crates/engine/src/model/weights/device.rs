@@ -5,7 +5,8 @@ use super::staged::{Carrier, Staged, slots};
 use super::{Matrix, Vector};
 use crate::error::Error;
 use crate::model::ExpertHome;
-use cpu::mem::ALIGN;
+use cpu::mem::{self, ALIGN};
+use cuda::experts::Blobs;
 use cuda::{Buffer, Device, Pinned, Slot, Stream, Weights};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,8 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) enum ExpertMemory {
     /// Where they are computed with.
     Device(Arc<Buffer<u8>>),
-    /// In host memory that the device copies from by itself.
-    Host(Arc<Pinned<u8>>),
+    /// In host memory, from where they are copied, or read.
+    Host(Arc<Blobs>),
 }
 
 impl ExpertMemory {
@@ -59,6 +60,14 @@ impl OnDevice {
         self.expert_starts[matrix.index()].expect("a matrix of an expert")
     }
 
+    /// Bytes of host memory that are pinned.
+    pub(crate) fn pinned_bytes(&self) -> u64 {
+        match &self.experts {
+            ExpertMemory::Device(_) => 0,
+            ExpertMemory::Host(blobs) => blobs.pinned_bytes() as u64,
+        }
+    }
+
     /// A vector's values.
     pub(crate) fn vector(&self, vector: &Vector) -> &Buffer<f32> {
         let found = self.vectors[vector.index()].as_ref();
@@ -79,42 +88,83 @@ pub(super) struct Room {
     stream: Stream,
     /// Each is locked for as long as it takes to begin a copy.
     matrices: Vec<Option<Mutex<Weights>>>,
-    experts: ExpertRoom,
+    /// `None`: they are in host memory.
+    experts: Option<Mutex<Buffer<u8>>>,
     expert_starts: Vec<Option<usize>>,
 }
 
-/// Memory for experts, locked for as long as it takes to begin a copy, or to make one.
-enum ExpertRoom {
-    Device(Mutex<Buffer<u8>>),
-    Host(Mutex<Pinned<u8>>),
+/// Where experts' matrices lie in memory of their own.
+#[derive(Debug)]
+pub(super) struct Places {
+    /// Of each job; `None`: it is no expert's.
+    pub(super) starts: Vec<Option<usize>>,
+    /// Where each expert begins.
+    pub(super) blobs: Vec<usize>,
+    /// Where the last one ends.
+    pub(super) end: usize,
 }
 
-impl ExpertRoom {
-    fn into_memory(self) -> ExpertMemory {
-        fn inner<T>(of: Mutex<T>) -> Arc<T> {
-            Arc::new(of.into_inner().unwrap_or_else(PoisonError::into_inner))
+impl Places {
+    pub(super) fn new(jobs: &[Job<'_>]) -> Self {
+        let mut this = Self {
+            starts: Vec::with_capacity(jobs.len()),
+            blobs: Vec::new(),
+            end: 0,
+        };
+        let mut before = None;
+        for job in jobs {
+            let start = job.of_expert.map(|_| this.end);
+            if let Some(start) = start {
+                if job.of_expert != before {
+                    this.blobs.push(start);
+                }
+                // What does not fit a number is refused when the memory is taken.
+                let after = start.saturating_add(job.bytes());
+                this.end = after.checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX);
+            }
+            this.starts.push(start);
+            before = job.of_expert;
         }
-        match self {
-            Self::Device(memory) => ExpertMemory::Device(inner(memory)),
-            Self::Host(memory) => ExpertMemory::Host(inner(memory)),
-        }
+        this
     }
 }
 
-/// Where experts' matrices lie in memory of their own, and where the last one ends.
-fn place_experts(jobs: &[Job<'_>]) -> (Vec<Option<usize>>, usize) {
-    let mut end = 0_usize;
-    let start = |job: &Job<'_>| {
-        job.of_expert.then(|| {
-            let start = end;
-            // What does not fit a number is refused when the memory is taken.
-            let after = start.saturating_add(job.bytes());
-            end = after.checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX);
-            start
-        })
+/// Host memory for experts, of which `pin_max_bytes` may be pinned, and as much is as the system lets it.
+pub(super) fn in_host(
+    ordinal: usize,
+    places: &Places,
+    pin_max_bytes: Option<u64>,
+) -> Result<Blobs, Error> {
+    let device = Device::open(ordinal)?;
+    let bytes = places.end;
+    let most = pin_max_bytes.map_or(bytes, |most| usize::try_from(most).unwrap_or(usize::MAX));
+    let mut part = Blobs::pinned_part(&places.blobs, bytes, most);
+    let mut why = "no more may be pinned";
+    let pinned = loop {
+        match Pinned::unset(&device, part) {
+            Err(cuda::Error::OutOfPinned { .. }) => {
+                why = "the system pins no more";
+                part = Blobs::pinned_part(&places.blobs, bytes, part / 2);
+            }
+            made => break made?,
+        }
     };
-    let starts = jobs.iter().map(start).collect();
-    (starts, end)
+    if part < bytes {
+        let (mib, of) = (part >> 20, bytes >> 20);
+        tracing::warn!(
+            "{mib} of {of} MiB of experts are in pinned memory, and {why}: the CPU computes or copies the others, which is slower"
+        );
+    }
+    let memory = |source| Error::Memory {
+        what: "experts".to_owned(),
+        source,
+    };
+    let pageable = mem::Buffer::new(bytes - part).map_err(memory)?;
+    Ok(Blobs::new(pinned, pageable))
+}
+
+fn inner<T>(of: Mutex<T>) -> T {
+    of.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Room {
@@ -123,12 +173,13 @@ impl Room {
         ordinal: usize,
         home: ExpertHome,
         jobs: &[Job<'_>],
+        places: &Places,
         threads: usize,
         slot_bytes: usize,
     ) -> Result<Staged<Self>, Error> {
         let device = Device::open(ordinal)?;
-        let (expert_starts, expert_bytes) = place_experts(jobs);
-        let others = jobs.iter().filter(|job| !job.of_expert);
+        let expert_bytes = places.end;
+        let others = jobs.iter().filter(|job| job.of_expert.is_none());
         let of_jobs = others.map(|job| Weights::device_bytes(job.layout, job.n, job.k));
         let all_bytes = of_jobs.chain((home == ExpertHome::Device).then_some(expert_bytes));
         let all_bytes = all_bytes.fold(0, |sum: u64, bytes| sum.saturating_add(bytes as u64));
@@ -150,7 +201,7 @@ impl Room {
             return Err(no_room("weights".to_owned())(source));
         }
         let matrix = |job: &Job<'_>| {
-            if job.of_expert {
+            if job.of_expert.is_some() {
                 return Ok(None);
             }
             let made = Weights::new(&device, job.tensor.ty, job.n, job.k);
@@ -160,25 +211,26 @@ impl Room {
         let experts = match home {
             ExpertHome::Device => {
                 let memory = Buffer::new(&device, expert_bytes);
-                ExpertRoom::Device(Mutex::new(memory.map_err(no_room("experts".to_owned()))?))
+                Some(Mutex::new(memory.map_err(no_room("experts".to_owned()))?))
             }
-            ExpertHome::Host => ExpertRoom::Host(Mutex::new(Pinned::new(&device, expert_bytes)?)),
+            ExpertHome::Host => None,
         };
         let room = Self {
             stream: device.stream()?,
             matrices: jobs.iter().map(matrix).collect::<Result<_, _>>()?,
             experts,
-            expert_starts,
+            expert_starts: places.starts.clone(),
         };
         let slots = (0..slots(threads)).map(|_| Slot::new(&device, slot_bytes));
         let slots = slots.collect::<Result<Vec<_>, _>>()?;
         Ok(Staged::new(room, slots))
     }
 
-    /// Copies the vectors, and waits for everything.
+    /// Copies the vectors, and waits for everything. `blobs` are the experts that are in host memory.
     pub(super) fn into_weights<'v>(
         self,
         all: impl Iterator<Item = &'v Vector>,
+        blobs: Option<Blobs>,
     ) -> Result<OnDevice, Error> {
         let mut vectors = Vec::new();
         for vector in all {
@@ -187,11 +239,15 @@ impl Room {
             vectors[vector.index()] = Some(Buffer::from_slice(&self.stream, vector)?);
         }
         self.stream.synchronise()?;
-        let inner = |m: Mutex<Weights>| m.into_inner().unwrap_or_else(PoisonError::into_inner);
         let matrices = self.matrices.into_iter().map(|m| m.map(inner));
+        let on_device = self.experts.map(inner).map(Arc::new);
+        let experts = match blobs {
+            Some(blobs) => ExpertMemory::Host(Arc::new(blobs)),
+            None => ExpertMemory::Device(on_device.expect("experts are somewhere")),
+        };
         Ok(OnDevice {
             matrices: matrices.collect(),
-            experts: self.experts.into_memory(),
+            experts,
             expert_starts: self.expert_starts,
             vectors,
         })
@@ -209,17 +265,9 @@ impl Carrier for Room {
         let Some(matrix) = &self.matrices[piece.matrix] else {
             let start = self.expert_starts[piece.matrix].expect("it is an expert's");
             let (at, len) = (start + piece.at.start, piece.at.len());
-            match &self.experts {
-                ExpertRoom::Device(memory) => {
-                    let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
-                    slot.send(&self.stream, len, &mut memory, at)?;
-                }
-                ExpertRoom::Host(memory) => {
-                    let bytes = &slot.bytes()?[..len];
-                    let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
-                    memory[at..at + len].copy_from_slice(bytes);
-                }
-            }
+            let memory = self.experts.as_ref().expect("no others come here");
+            let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
+            slot.send(&self.stream, len, &mut memory, at)?;
             return Ok(());
         };
         let mut matrix = matrix.lock().unwrap_or_else(PoisonError::into_inner);

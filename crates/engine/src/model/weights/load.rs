@@ -2,14 +2,16 @@
 //!
 //! A file that cannot be used is refused before any memory is taken for its matrices.
 
-use super::device::Room;
+use super::device::{Places, Room, in_host};
 use super::pieces::{Job, Piece, Pieces};
 use super::source::Source;
+use super::staged::Staged;
 use super::{Matrix, Vector, Weights};
 use crate::error::Error;
 use crate::model::{ComputeDevice, ExpertHome};
 use cpu::mem::{ALIGN, Buffer};
 use cpu::pool::Pool;
+use cuda::experts::Blobs;
 use gguf::{TensorInfo, TensorType};
 use quant::formats;
 use quant::tile::{Layout, permute_tile};
@@ -52,7 +54,8 @@ impl Stack<'_, '_> {
     /// Gives the `e`-th of them its place behind all matrices that have one.
     pub(in crate::model) fn place(&self, e: usize) -> Matrix {
         let offset = e as u64 * self.bytes;
-        self.loader.place(self.tensor, offset, self.k, self.n, true)
+        self.loader
+            .place(self.tensor, offset, self.k, self.n, Some(e))
     }
 }
 
@@ -112,7 +115,7 @@ impl<'a> Loader<'a> {
     pub(in crate::model) fn matrix(&self, name: &str, k: usize, n: usize) -> Result<Matrix, Error> {
         let t = self.shaped(name, &[k, n])?;
         self.usable(t)?;
-        Ok(self.place(t, 0, k, n, false))
+        Ok(self.place(t, 0, k, n, None))
     }
 
     /// The same of floats, which are multiplied with values as they are.
@@ -124,7 +127,7 @@ impl<'a> Loader<'a> {
     ) -> Result<Matrix, Error> {
         let t = self.shaped(name, &[k, n])?;
         self.float(t)?;
-        Ok(self.place(t, 0, k, n, false))
+        Ok(self.place(t, 0, k, n, None))
     }
 
     /// `e` matrices of `n` rows of `k` values, stored as one tensor. Each is still to be placed.
@@ -188,7 +191,14 @@ impl<'a> Loader<'a> {
     }
 
     /// Gives a matrix its place behind those that have one: it is `n` rows of a tensor, from byte `offset` on.
-    fn place(&self, t: &'a TensorInfo, offset: u64, k: usize, n: usize, of_expert: bool) -> Matrix {
+    fn place(
+        &self,
+        t: &'a TensorInfo,
+        offset: u64,
+        k: usize,
+        n: usize,
+        of_expert: Option<usize>,
+    ) -> Matrix {
         let start = self.host_bytes.get();
         let job = Job {
             tensor: t,
@@ -252,6 +262,7 @@ pub(in crate::model) fn load<'v>(
     planned: &Planned<'_>,
     device: ComputeDevice,
     home: ExpertHome,
+    pin_max_bytes: Option<u64>,
     pool: &Pool,
     vectors: impl Iterator<Item = &'v Vector>,
     tell: &mut (dyn FnMut(u64, u64) + Send),
@@ -279,7 +290,7 @@ pub(in crate::model) fn load<'v>(
                 &pieces,
                 pool,
                 &progress,
-                &InHost::new(&mut weights, jobs, &pieces),
+                &InHost::new([&mut weights], &all_starts(jobs), &pieces),
             )?;
             Ok(Loaded {
                 weights: Weights::Host(weights),
@@ -288,9 +299,22 @@ pub(in crate::model) fn load<'v>(
             })
         }
         ComputeDevice::Cuda(ordinal) => {
-            let room = Room::new(ordinal, home, jobs, pool.threads(), pieces.bytes_max())?;
-            let digest = fill(source, jobs, &pieces, pool, &progress, &room)?;
-            let weights = room.into_carrier().into_weights(vectors)?;
+            let places = Places::new(jobs);
+            let bytes_max = pieces.bytes_max();
+            let room = Room::new(ordinal, home, jobs, &places, pool.threads(), bytes_max)?;
+            let mut blobs = match home {
+                ExpertHome::Device => None,
+                ExpertHome::Host => Some(in_host(ordinal, &places, pin_max_bytes)?),
+            };
+            let memories = blobs.as_mut().map(Blobs::memories);
+            let sink = Divided {
+                experts: memories.map(|both| InHost::new(both, &places.starts, &pieces)),
+                others: room,
+            };
+            let digest = fill(source, jobs, &pieces, pool, &progress, &sink)?;
+            drop(sink.experts);
+            let room = sink.others.into_carrier();
+            let weights = room.into_weights(vectors, blobs)?;
             Ok(Loaded {
                 bytes: weights.bytes(),
                 weights: Weights::Device(weights),
@@ -398,35 +422,64 @@ fn sample(rows: &[u8]) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// One piece of host memory for all matrices.
-struct InHost<'a>(Vec<Mutex<&'a mut [u8]>>);
+/// Host memory for matrices: each piece's part of it, by number.
+struct InHost<'a>(Vec<Option<Mutex<&'a mut [u8]>>>);
+
+/// Where all matrices begin in one memory.
+fn all_starts(jobs: &[Job<'_>]) -> Vec<Option<usize>> {
+    jobs.iter().map(|job| Some(job.start)).collect()
+}
 
 impl<'a> InHost<'a> {
-    fn new(mut weights: &'a mut [u8], jobs: &[Job<'_>], pieces: &Pieces<'_>) -> Self {
+    /// Matrices begin at `starts`, if they are there, in memories one behind the other; none is in two of them.
+    fn new<const N: usize>(
+        memories: [&'a mut [u8]; N],
+        starts: &[Option<usize>],
+        pieces: &Pieces<'_>,
+    ) -> Self {
         let place = |number: usize| {
             let piece = pieces.get(number);
-            let start = jobs[piece.matrix].start;
-            (start + piece.at.start, piece.at.len())
+            let start = starts[piece.matrix]?;
+            Some((start + piece.at.start, piece.at.len(), number))
         };
-        let mut numbers: Vec<usize> = (0..pieces.len()).collect();
-        numbers.sort_by_key(|&number| place(number));
-        let mut parts: Vec<(usize, Mutex<&mut [u8]>)> = Vec::with_capacity(pieces.len());
-        let mut taken = 0;
-        for number in numbers {
-            let (start, len) = place(number);
-            let (_, rest) = std::mem::take(&mut weights).split_at_mut(start - taken);
+        let mut places: Vec<_> = (0..pieces.len()).filter_map(place).collect();
+        places.sort_unstable();
+        let mut parts: Vec<Option<Mutex<&mut [u8]>>> = Vec::new();
+        parts.resize_with(pieces.len(), || None);
+        let mut memories = memories.into_iter();
+        let (mut memory, mut taken): (&mut [u8], usize) = (&mut [], 0);
+        for (start, len, number) in places {
+            while start - taken >= memory.len() && len > 0 {
+                taken += memory.len();
+                memory = memories.next().expect("matrices have room");
+            }
+            let (_, rest) = std::mem::take(&mut memory).split_at_mut(start - taken);
             let (part, rest) = rest.split_at_mut(len);
-            (weights, taken) = (rest, start + len);
-            parts.push((number, Mutex::new(part)));
+            (memory, taken) = (rest, start + len);
+            parts[number] = Some(Mutex::new(part));
         }
-        parts.sort_by_key(|(number, _)| *number);
-        Self(parts.into_iter().map(|(_, part)| part).collect())
+        Self(parts)
     }
 }
 
 impl Sink for InHost<'_> {
     fn put(&self, number: usize, _: &Piece, fill: Fill<'_>) -> Result<(), Error> {
-        let part = self.0[number].lock();
-        fill(&mut part.unwrap_or_else(PoisonError::into_inner))
+        let part = self.0[number].as_ref().expect("it has a place there");
+        fill(&mut part.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Experts in host memory, if they are there, and all others on a device.
+struct Divided<'a> {
+    experts: Option<InHost<'a>>,
+    others: Staged<Room>,
+}
+
+impl Sink for Divided<'_> {
+    fn put(&self, number: usize, piece: &Piece, fill: Fill<'_>) -> Result<(), Error> {
+        match &self.experts {
+            Some(experts) if experts.0[number].is_some() => experts.put(number, piece, fill),
+            _ => self.others.put(number, piece, fill),
+        }
     }
 }

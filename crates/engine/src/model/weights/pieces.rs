@@ -19,8 +19,8 @@ pub(super) struct Job<'a> {
     pub(super) k: usize,
     /// Its first byte, where all lie in one piece of host memory.
     pub(super) start: usize,
-    /// Whether it is a part of an expert's blob.
-    pub(super) of_expert: bool,
+    /// The expert whose blob it is a part of, if it is.
+    pub(super) of_expert: Option<usize>,
 }
 
 impl Job<'_> {

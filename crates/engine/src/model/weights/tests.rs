@@ -1,10 +1,13 @@
+use super::device::Places;
 use super::load::{Fill, Sink, fill_with};
 use super::pieces::{Job, PIECE_BYTES, Piece, Pieces};
 use super::source::Source;
 use super::staged::{Carrier, Staged, slots};
 use crate::error::Error;
 use crate::synth::{Generator, Recipe};
+use cpu::mem::ALIGN;
 use cpu::pool::{Pinning, Pool};
+use cuda::experts::Blobs;
 use gguf::write::Writer;
 use gguf::{GgufFile, TensorType};
 use quant::tile::{Layout, ROWS};
@@ -54,12 +57,40 @@ fn jobs<'a>(source: &Source<'a>) -> Vec<Job<'a>> {
             n,
             k,
             start,
-            of_expert: false,
+            of_expert: None,
         };
         start += job.bytes();
         job
     };
     SHAPES.into_iter().enumerate().map(job).collect()
+}
+
+#[test]
+fn an_expert_is_pinned_as_a_whole_or_not() {
+    let file = header();
+    let source = source(&file);
+    let mut jobs = jobs(&source);
+    // A layer's two experts of two matrices each, something else, and another layer's first one.
+    let whose = [Some(0), Some(0), Some(1), Some(1), None, Some(1)];
+    jobs.iter_mut()
+        .zip(whose)
+        .for_each(|(job, e)| job.of_expert = e);
+    let places = Places::new(&jobs);
+    let starts: Vec<usize> = places.starts.iter().flatten().copied().collect();
+    assert_eq!(places.starts[4], None);
+    assert_eq!(places.blobs, [starts[0], starts[2], starts[4]]);
+    assert!(starts.iter().all(|start| start.is_multiple_of(ALIGN)));
+    let part = |most| Blobs::pinned_part(&places.blobs, places.end, most);
+    let cases = [
+        (0, 0),
+        (starts[1] + 1, 0),
+        (starts[3], starts[2]),
+        (places.end - 1, starts[4]),
+        (places.end, places.end),
+    ];
+    for (most, pinned) in cases {
+        assert_eq!(part(most), pinned, "{most} of {places:?}");
+    }
 }
 
 #[test]

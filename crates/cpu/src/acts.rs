@@ -6,7 +6,7 @@
 //! sums    [token tile][K / block][tile height][..]       blocks of 32: one i32; of 256: 16 i16, one for each 16 values
 //! ```
 //!
-//! The tile height is 1 for up to [`FEW`] tokens, so that a token's codes are contiguous; [`TILE`] from as many tokens on, which is what
+//! The tile height is 1 for up to [`LONE`] tokens, so that a token's codes are contiguous; [`TILE`] from as many tokens on, which is what
 //! an AMX tile loads; and [`FEW`] in between, as many as vectors without a wide register file pass over at once. The last tile is filled up
 //! with zero tokens.
 
@@ -19,8 +19,11 @@ use quant::act::{AMAX_MIN, ActRow, BLOCK32, BLOCK256, Passes};
 /// Tokens a tile when there are many.
 pub const TILE: usize = 16;
 
-/// Tokens a tile when there are more than these, but not many.
+/// Tokens a tile when there are more than [`LONE`], but not many.
 pub const FEW: usize = 4;
+
+/// Up to this many tokens are each a tile of its own.
+pub const LONE: usize = 3;
 
 /// The quantised activations of up to a maximum of tokens, reused from product to product.
 #[derive(Debug)]
@@ -63,7 +66,7 @@ pub(crate) struct Segment {
 impl Segment {
     fn height(self) -> usize {
         match self.rows {
-            0..=FEW => 1,
+            0..=LONE => 1,
             TILE.. => TILE,
             _ => FEW,
         }

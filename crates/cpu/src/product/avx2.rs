@@ -1,4 +1,4 @@
-//! Quantised products of many tokens with AVX2: 8 rows a register, a group of 4 values a lane, 4 tokens a pass over weights.
+//! Products of super-blocks of many tokens with AVX2: 8 rows a register, a group of 4 values a lane, 4 tokens a pass over weights.
 //!
 //! `vpmaddubsw` multiplies unsigned bytes with signed ones and adds neighbours into 16 bits. What is free is which of the two
 //! is unsigned, and how many groups share a 16-bit sum before `vpmaddwd` widens it, with the sub-scale as its factor. Sums wrap;
@@ -6,20 +6,20 @@
 //!
 //! | form | codes | products | |
 //! |---|---|---|---|
-//! | `Unsigned` | not raised, or in blocks of 32 and up to 4 bits | code times activation | bias times the activations' sum is taken off, once a block |
+//! | `Unsigned` | not raised | code times activation | |
 //! | `Signed` | other raised ones, up to 7 bits | activation + 128 times value | 128 times the values' sums are taken off, once a tile |
-//! | `Wide` | 8 bits | `vpmaddwd` of 16-bit values | its sums are 32 bits; a super-block's sub-scales are in the values |
+//! | `Wide` | 8 bits | `vpmaddwd` of 16-bit values | its sums are 32 bits; sub-scales are in the values |
 
 use super::gemv256::{
-    Blocks, Out, ahead, byte_pairs, codes, group, halves, pairs, scales, sum_pairs, twice, word,
+    Blocks, Out, ahead, byte_pairs, codes, group, halves, pairs, sum_pairs, twice, word,
 };
-use super::unpacked::{CHUNK32, CHUNK256};
+use super::unpacked::CHUNK256;
 use crate::acts::ActsView;
 use crate::mem::Shared;
 use crate::simd::array;
-use quant::act::BLOCK32;
-use quant::lanes::{Codes, Minima, Run, Scales, Unpack32, Unpack256};
-use quant::product::{CHUNK, has_min};
+use quant::act::BLOCK256;
+use quant::lanes::{Codes, Minima, Run, Scales, Unpack256};
+use quant::product::CHUNK;
 use quant::tile::{ROWS, TileMatrix};
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -42,10 +42,9 @@ enum Form {
 }
 
 const fn form<U: Codes>() -> Form {
-    match (U::BITS, U::BIAS, U::TY.block_len()) {
-        (8, ..) => Form::Wide,
-        // One subtraction a block takes the bias off.
-        (_, 0, _) | (..=4, _, BLOCK32) => Form::Unsigned,
+    match (U::BITS, U::BIAS) {
+        (8, _) => Form::Wide,
+        (_, 0) => Form::Unsigned,
         _ => Form::Signed,
     }
 }
@@ -78,7 +77,7 @@ const fn groups_a_sum<U: Codes>() -> usize {
         }
     }
     // What `Signed` begins a sum with is kept for each sum, whose scale may be that of 16 values.
-    let may_be_8 = U::TY.block_len() == BLOCK32 || matches!(form::<U>(), Form::Unsigned);
+    let may_be_8 = matches!(form::<U>(), Form::Unsigned);
     match i16::MAX as u32 / (2 * ACT_MAX * largest) {
         8.. if may_be_8 => 8,
         4.. => 4,
@@ -173,14 +172,11 @@ fn even_odd(x: __m256i) -> [__m256i; 2] {
 #[repr(align(64))]
 struct Room {
     q: [i8; 2 * CHUNK * TOKENS],
-    /// Sums of blocks of 32 times the codes' bias.
-    off: [[i32; TOKENS]; RUNS],
 }
 
 impl Room {
     const ZERO: Self = Self {
         q: [0; 2 * CHUNK * TOKENS],
-        off: [[0; TOKENS]; RUNS],
     };
 }
 
@@ -194,21 +190,12 @@ struct Tokens<'a> {
     next: Option<usize>,
     /// `[block][token]`, as in [`ActsView`].
     d: &'a [f32],
-    ds: &'a [f32],
     /// Numbers from a block to the next.
     d_step: usize,
-    off: &'a [[i32; TOKENS]; RUNS],
 }
 
 /// Values of a unit of activations.
-const fn unit<U: Codes>() -> usize {
-    if U::TY.block_len() == BLOCK32 { 32 } else { 64 }
-}
-
-/// Whether sums of blocks of 32 hold the codes' bias, times the sum of the activations.
-const fn is_raised<U: Codes>() -> bool {
-    matches!(form::<U>(), Form::Unsigned) && U::BIAS != 0
-}
+const UNIT: usize = 64;
 
 impl<'a> Tokens<'a> {
     /// `blocks` blocks of the chunk that begins with block `first`, tokens `t .. t + N`, which lie side by side in one tile.
@@ -222,45 +209,33 @@ impl<'a> Tokens<'a> {
         room: &'a mut Room,
     ) -> Self {
         let height = acts.height();
-        let (d_at, q_at) = (acts.d_at(t, first), acts.q_at(t, first * U::TY.block_len()));
-        let (d, ds, d_step) = (&acts.d[d_at..], &acts.ds[d_at..], height);
-        if is_raised::<U>() {
-            for (b, off) in room.off.iter_mut().take(blocks).enumerate() {
-                let sums = &acts.sum32[d_at + b * height..][..N];
-                for j in 0..N {
-                    off[j] = U::BIAS * sums[j];
-                }
-            }
-        }
-        let (q, q_step) = (&acts.q[q_at..], unit::<U>() * height);
+        let (d_at, q_at) = (acts.d_at(t, first), acts.q_at(t, first * BLOCK256));
+        let (d, d_step) = (&acts.d[d_at..], height);
+        let (q, q_step) = (&acts.q[q_at..], UNIT * height);
         // The tokens after these, if there are any: the same place, some bytes on.
-        let next = acts.q_at(t + N, first * U::TY.block_len()) - q_at;
+        let next = acts.q_at(t + N, first * BLOCK256) - q_at;
         if form::<U>() == Form::Unsigned {
             return Self {
                 q,
                 q_step,
                 next: Some(next),
                 d,
-                ds,
                 d_step,
-                off: &room.off,
             };
         }
-        let bytes = unit::<U>() * registers::<U>();
-        let units = blocks * U::TY.block_len() / unit::<U>();
+        let bytes = UNIT * registers::<U>();
+        let units = blocks * BLOCK256 / UNIT;
         for (u, out) in room.q.chunks_exact_mut(N * bytes).take(units).enumerate() {
             let q = &q[u * q_step..];
-            fetch(q, next, N * unit::<U>());
-            prepare::<U>(&q[..N * unit::<U>()], out);
+            fetch(q, next, N * UNIT);
+            prepare::<U>(&q[..N * UNIT], out);
         }
         Self {
             q: &room.q,
             q_step: N * bytes,
             next: None,
             d,
-            ds,
             d_step,
-            off: &room.off,
         }
     }
 
@@ -269,19 +244,14 @@ impl<'a> Tokens<'a> {
         &self.d[b * self.d_step..][..N]
     }
 
-    #[inline(always)]
-    fn ds<const N: usize>(&self, b: usize) -> &'a [f32] {
-        &self.ds[b * self.d_step..][..N]
-    }
-
     /// A unit of `N` tokens.
     #[inline(always)]
     fn unit<U: Codes, const N: usize>(&self, u: usize) -> &'a [i8] {
         let q = &self.q[u * self.q_step..];
         if let Some(next) = self.next {
-            fetch(q, next, N * unit::<U>());
+            fetch(q, next, N * UNIT);
         }
-        &q[..N * unit::<U>() * registers::<U>()]
+        &q[..N * UNIT * registers::<U>()]
     }
 }
 
@@ -326,7 +296,7 @@ fn store(x: __m256i, out: &mut [i8]) {
 /// side are a third faster.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn in_order<const N: usize>(sums: &mut [__m256i; N]) {
+pub(super) fn in_order<const N: usize>(sums: &mut [__m256i; N]) {
     for sum in sums {
         // SAFETY: no instruction at all.
         unsafe {
@@ -339,19 +309,6 @@ fn in_order<const N: usize>(sums: &mut [__m256i; N]) {
     }
 }
 
-/// The body for each group of a run: a loop of such bodies would stay one.
-macro_rules! each_group {
-    (|$g:ident| $body:block) => {
-        each_group!(@ $g $body 0 1 2 3 4 5 6 7)
-    };
-    (@ $g:ident $body:block $($i:literal)*) => {
-        $({
-            let $g: usize = $i;
-            $body
-        })*
-    };
-}
-
 /// Adds a run's products, times a scale (twice a lane) for each `8 / scale.len()` groups. `a` is a unit of the tokens, the run
 /// begins at byte `at` of each token's.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -362,7 +319,7 @@ fn add_run<U: Codes, const N: usize, const SCALES: usize>(
     (a, at): (&[i8], usize),
     scale: [__m256i; SCALES],
 ) {
-    let next = unit::<U>() * registers::<U>();
+    let next = UNIT * registers::<U>();
     if form::<U>() == Form::Wide {
         each_group!(|g| {
             for odd in 0..2 {
@@ -433,86 +390,6 @@ macro_rules! by_tokens {
             }
         }
     }};
-}
-
-/// A chunk of a tile of a `Block32` format.
-struct Chunk32 {
-    q: Weights,
-    d: [[__m256; 2]; CHUNK32],
-    m: [[__m256; 2]; CHUNK32],
-}
-
-/// Tiles of a `Block32` format.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn tiles32<U: Unpack32>(
-    w: &TileMatrix<'_>,
-    acts: &ActsView<'_>,
-    tiles: Range<usize>,
-    out: &Shared<'_, f32>,
-) {
-    let mut chunk = Chunk32 {
-        q: Weights::new(),
-        d: [[_mm256_setzero_ps(); 2]; CHUNK32],
-        m: [[_mm256_setzero_ps(); 2]; CHUNK32],
-    };
-    let mut room = Room::ZERO;
-    for tile in tiles {
-        let mut blocks = Blocks::<U>::new(w, tile);
-        let out = Out::new(w, tile, out);
-        for first in (0..w.blocks()).step_by(CHUNK32) {
-            let n = CHUNK32.min(w.blocks() - first);
-            for b in 0..n {
-                let block = blocks.block(first + b);
-                ahead::<U, 1>(block, 0);
-                for half in 0..2 {
-                    let codes = codes::<U>(block, 0, half);
-                    chunk.q.set::<U>(b, half, codes, None);
-                    chunk.d[b][half] = scales::<U>(block, half);
-                    if has_min(U::TY) {
-                        chunk.m[b][half] = halves(block, 2 * ROWS, half);
-                    }
-                }
-            }
-            by_tokens!(acts.tokens(), |t, N| {
-                out.fetch::<N>(t);
-                let tokens = Tokens::new::<U, N>(acts, t, first, n, &mut room);
-                let acc = [
-                    tokens32::<U, N>(&chunk, 0, n, &tokens),
-                    tokens32::<U, N>(&chunk, 1, n, &tokens),
-                ];
-                out.put(t, first == 0, acc);
-            });
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn tokens32<U: Unpack32, const N: usize>(
-    chunk: &Chunk32,
-    half: usize,
-    n: usize,
-    tokens: &Tokens<'_>,
-) -> [__m256; N] {
-    let mut acc = [_mm256_setzero_ps(); N];
-    for b in 0..n.min(CHUNK32) {
-        let mut dot = [_mm256_setzero_si256(); N];
-        let w = chunk.q.of::<U>(b, half);
-        let a = tokens.unit::<U, N>(b);
-        add_run::<U, N, 1>(&mut dot, w, (a, 0), [_mm256_set1_epi16(1)]);
-        let (d, ds) = (tokens.d::<N>(b), tokens.ds::<N>(b));
-        for j in 0..N {
-            if is_raised::<U>() {
-                dot[j] = _mm256_sub_epi32(dot[j], _mm256_set1_epi32(tokens.off[b][j]));
-            }
-            let scale = _mm256_mul_ps(chunk.d[b][half], _mm256_set1_ps(d[j]));
-            acc[j] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[j]), scale, acc[j]);
-            if has_min(U::TY) {
-                acc[j] = _mm256_fmadd_ps(chunk.m[b][half], _mm256_set1_ps(ds[j]), acc[j]);
-            }
-        }
-    }
-    acc
 }
 
 /// A super-block of a tile of a `Block256` format, but for its codes.

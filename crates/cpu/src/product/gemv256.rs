@@ -4,7 +4,7 @@
 //! 16 registers; what they read of a block then lies in the first-level cache.
 
 use super::unpacked::TileBlocks;
-use crate::acts::ActsView;
+use crate::acts::{ActsView, LONE};
 use crate::mem::{ALIGN as LINE, Plain, Shared, fetch_ahead};
 use crate::simd::array;
 use gguf::TensorType;
@@ -15,23 +15,11 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Up to this many tokens are computed here.
+/// Up to this many tokens of super-blocks are computed here; and of blocks of 32 up to [`LONE`].
 pub(super) const TOKENS_MAX: usize = 4;
 
 /// Rows a register: half a tile.
 pub(super) const HALF: usize = ROWS / 2;
-
-/// Calls `$f::<U, N>` with N the number of tokens.
-macro_rules! tokens {
-    ($f:ident::<$u:ident>, $acts:ident, $args:tt) => {
-        match $acts.tokens() {
-            1 => $f::<$u, 1> $args,
-            2 => $f::<$u, 2> $args,
-            3 => $f::<$u, 3> $args,
-            _ => $f::<$u, TOKENS_MAX> $args,
-        }
-    };
-}
 
 /// Where a tile's results go.
 #[derive(Clone, Copy)]
@@ -139,7 +127,11 @@ pub(super) fn tiles32<U: Unpack32>(
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
-    tokens!(tiles32_of::<U>, acts, (w, acts, tiles, out))
+    match acts.tokens() {
+        1 => tiles32_of::<U, 1>(w, acts, tiles, out),
+        2 => tiles32_of::<U, 2>(w, acts, tiles, out),
+        _ => tiles32_of::<U, LONE>(w, acts, tiles, out),
+    }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -206,7 +198,12 @@ pub(super) fn tiles256<U: Unpack256>(
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
-    tokens!(tiles256_of::<U>, acts, (w, acts, tiles, out))
+    match acts.tokens() {
+        1 => tiles256_of::<U, 1>(w, acts, tiles, out),
+        2 => tiles256_of::<U, 2>(w, acts, tiles, out),
+        3 => tiles256_of::<U, 3>(w, acts, tiles, out),
+        _ => tiles256_of::<U, TOKENS_MAX>(w, acts, tiles, out),
+    }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -338,7 +335,7 @@ pub(super) fn sum_pairs<U: Unpack256>(acts: &ActsView<'_>, d_at: usize) -> [i32;
 
 /// Groups whose products fit a 16-bit sum: `groups * 2 * (2^bits - 1) * 127 <= 32767`, and half as much for eight bits, where
 /// codes are signed.
-const fn groups_a_sum(bits: u32) -> usize {
+pub(super) const fn groups_a_sum(bits: u32) -> usize {
     match bits {
         0..=4 => 8,
         5 => 4,
@@ -348,7 +345,7 @@ const fn groups_a_sum(bits: u32) -> usize {
 }
 
 /// What codes multiplied by [`dot`] are raised by: 8-bit ones are not.
-const fn bias<U: Codes>() -> i32 {
+pub(super) const fn bias<U: Codes>() -> i32 {
     if U::BITS == 8 { 0 } else { U::BIAS }
 }
 

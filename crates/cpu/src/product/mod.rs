@@ -5,8 +5,9 @@
 //! | kernel | for | idea |
 //! |---|---|---|
 //! | `scalar` | any processor | the definition itself, row by row |
-//! | `avx2` | quantised | `vpmaddubsw` on 8 rows a register, 16-bit sums for as long as they fit, 4 tokens a pass over unpacked weights |
-//! | `gemv256` | quantised, up to 4 tokens | the same, weights unpacked in registers |
+//! | `avx2` | super-blocks | `vpmaddubsw` on 8 rows a register, 16-bit sums for as long as they fit, 4 tokens a pass over unpacked weights |
+//! | `avx2_32` | blocks of 32 | the same with both halves of a tile, block by block |
+//! | `gemv256` | up to 4 tokens, of blocks of 32 up to 3 | the same, weights unpacked in registers |
 //! | `avx512` | quantised | `vpdpbusd` on 16 rows a register, up to 8 tokens a pass over unpacked weights |
 //! | `gemv512` | quantised, up to 8 tokens | the same, weights unpacked in registers |
 //! | `amx` | quantised, many tokens | 16 x 16 tiles; super-blocks as two planes, so that a tile runs over all 256 values |
@@ -14,10 +15,26 @@
 //!
 //! All unpack a tile's weights once into the first-level cache and pass over the tokens there.
 
+/// The body for each group of a run: a loop of such bodies would stay one.
+#[cfg(target_arch = "x86_64")]
+macro_rules! each_group {
+    (|$g:ident| $body:block) => {
+        each_group!(@ $g $body 0 1 2 3 4 5 6 7)
+    };
+    (@ $g:ident $body:block $($i:literal)*) => {
+        $({
+            let $g: usize = $i;
+            $body
+        })*
+    };
+}
+
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx2_32;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod float;
@@ -268,24 +285,24 @@ impl<'a> Job<'a> {
                 }
             }
             #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(_) if is32 && acts.tokens() <= crate::acts::LONE => {
+                // SAFETY: see above.
+                with_format32!(w.ty(), U => unsafe { gemv256::tiles32::<U>(w, acts, tiles, out) })
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(_) if is32 => {
+                // SAFETY: see above.
+                with_format32!(w.ty(), U => unsafe { avx2_32::tiles32::<U>(w, acts, tiles, out) })
+            }
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx2(_) if acts.tokens() <= gemv256::TOKENS_MAX => {
-                if is32 {
-                    // SAFETY: see above.
-                    with_format32!(w.ty(), U => unsafe { gemv256::tiles32::<U>(w, acts, tiles, out) })
-                } else {
-                    // SAFETY: see above.
-                    with_format256!(w.ty(), U => unsafe { gemv256::tiles256::<U>(w, acts, tiles, out) })
-                }
+                // SAFETY: see above.
+                with_format256!(w.ty(), U => unsafe { gemv256::tiles256::<U>(w, acts, tiles, out) })
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2(_) => {
-                if is32 {
-                    // SAFETY: see above.
-                    with_format32!(w.ty(), U => unsafe { avx2::tiles32::<U>(w, acts, tiles, out) })
-                } else {
-                    // SAFETY: see above.
-                    with_format256!(w.ty(), U => unsafe { avx2::tiles256::<U>(w, acts, tiles, out) })
-                }
+                // SAFETY: see above.
+                with_format256!(w.ty(), U => unsafe { avx2::tiles256::<U>(w, acts, tiles, out) })
             }
             #[cfg(not(target_arch = "x86_64"))]
             _ => unreachable!("tokens of other processors cannot be had"),

@@ -1,0 +1,269 @@
+//! Products of blocks of 32 with AVX2 and more than three tokens. A block is unpacked into the first-level cache and multiplied with
+//! [`FEW`] tokens after [`FEW`] tokens, with both halves of the tile at once: what is read of a token serves 16 rows. Sums over blocks stay in
+//! memory, since a block's products take all registers.
+//!
+//! `vpmaddubsw` multiplies unsigned codes of up to 7 bits with activations; the bias times the activations' sum is taken off. Codes of 8 bits are signed:
+//! their magnitudes are multiplied with activations that take their signs, two products a sum of 16 bits.
+
+#![allow(
+    clippy::needless_range_loop,
+    reason = "rows, halves and tokens of several arrays at once"
+)]
+
+use super::gemv256::{Blocks, Out, ahead, bias, codes, group, groups_a_sum, halves, scales};
+use super::unpacked::CHUNK32;
+use crate::acts::{ActsView, FEW};
+use crate::mem::Shared;
+use quant::lanes::{Codes, Unpack32};
+use quant::product::has_min;
+use quant::tile::{ROWS, TileMatrix};
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// Sets of [`FEW`] tokens that a block is multiplied with once it is unpacked.
+const SETS: usize = 8;
+
+/// What a set's products with a tile sum up to: `[half][token]`, 8 rows a register.
+type Sums<T> = [[T; FEW]; 2];
+
+/// The activations of all tokens.
+struct Sets<'a> {
+    q: &'a [[[i8; 32]; FEW]],
+    d: &'a [[f32; FEW]],
+    ds: &'a [[f32; FEW]],
+    sum: &'a [[i32; FEW]],
+    blocks: usize,
+    /// Sets of a tile of tokens, of which there is a power of two.
+    of_tile_log2: u32,
+}
+
+/// A block of a set.
+struct Set<'a> {
+    q: &'a [[i8; 32]; FEW],
+    d: &'a [f32; FEW],
+    ds: &'a [f32; FEW],
+    sum: &'a [i32; FEW],
+}
+
+impl<'a> Sets<'a> {
+    fn new(acts: &'a ActsView<'_>) -> Self {
+        assert!(acts.height().is_multiple_of(FEW), "tiles of whole sets");
+        Self {
+            q: acts.q.as_chunks().0.as_chunks().0,
+            d: acts.d.as_chunks().0,
+            ds: acts.ds.as_chunks().0,
+            sum: acts.sum32.as_chunks().0,
+            blocks: acts.blocks(),
+            of_tile_log2: (acts.height() / FEW).ilog2(),
+        }
+    }
+
+    #[inline(always)]
+    fn block(&self, set: usize, b: usize) -> Set<'a> {
+        let tile = set >> self.of_tile_log2;
+        let row = set - (tile << self.of_tile_log2);
+        let at = ((tile * self.blocks + b) << self.of_tile_log2) + row;
+        Set {
+            q: &self.q[at],
+            d: &self.d[at],
+            ds: &self.ds[at],
+            sum: &self.sum[at],
+        }
+    }
+}
+
+/// A tile's block, in `R` registers a half.
+struct Weights<const R: usize> {
+    q: [[__m256i; R]; 2],
+    d: [__m256; 2],
+    m: [__m256; 2],
+}
+
+/// Tiles of a `Block32` format.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn tiles32<U: Unpack32>(
+    w: &TileMatrix<'_>,
+    acts: &ActsView<'_>,
+    tiles: Range<usize>,
+    out: &Shared<'_, f32>,
+) {
+    if U::BITS == 8 {
+        tiles32_of::<U, 16>(w, acts, tiles, out);
+    } else {
+        tiles32_of::<U, 8>(w, acts, tiles, out);
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn tiles32_of<U: Unpack32, const R: usize>(
+    w: &TileMatrix<'_>,
+    acts: &ActsView<'_>,
+    tiles: Range<usize>,
+    out: &Shared<'_, f32>,
+) {
+    let (sets, n_sets) = (Sets::new(acts), acts.tokens().div_ceil(FEW));
+    let zero = [[_mm256_setzero_ps(); FEW]; 2];
+    let (mut sums, mut totals) = ([zero; SETS], [zero; SETS]);
+    for tile in tiles {
+        let mut blocks = Blocks::<U>::new(w, tile);
+        let out = Out::new(w, tile, out);
+        for first_set in (0..n_sets).step_by(SETS) {
+            let n = SETS.min(n_sets - first_set);
+            let (totals, sums) = (&mut totals[..n], &mut sums[..n]);
+            let tokens = |i: usize| {
+                let t = (first_set + i) * FEW;
+                t..acts.tokens().min(t + FEW)
+            };
+            (0..n).flat_map(tokens).for_each(|t| out.fetch::<1>(t));
+            for first in (0..w.blocks()).step_by(CHUNK32) {
+                sums.fill(zero);
+                for b in first..w.blocks().min(first + CHUNK32) {
+                    let block = blocks.block(b);
+                    if first_set == 0 {
+                        ahead::<U, 1>(block, 0);
+                    }
+                    let weights = Weights::<R>::new::<U>(block);
+                    for (i, sums) in sums.iter_mut().enumerate() {
+                        weights.multiply::<U>(&sets.block(first_set + i, b), sums);
+                    }
+                }
+                if first == 0 {
+                    totals.copy_from_slice(sums);
+                    continue;
+                }
+                let totals = totals.as_flattened_mut().as_flattened_mut();
+                for (total, sum) in totals.iter_mut().zip(sums.as_flattened().as_flattened()) {
+                    *total = _mm256_add_ps(*total, *sum);
+                }
+            }
+            for (i, [low, high]) in totals.iter().enumerate() {
+                for (j, t) in tokens(i).enumerate() {
+                    out.put(t, true, [[low[j]], [high[j]]]);
+                }
+            }
+        }
+    }
+}
+
+impl<const R: usize> Weights<R> {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    fn new<U: Unpack32>(block: &[u8]) -> Self {
+        let mut new = Self {
+            q: [[_mm256_setzero_si256(); R]; 2],
+            d: [_mm256_setzero_ps(); 2],
+            m: [_mm256_setzero_ps(); 2],
+        };
+        for half in 0..2 {
+            let codes = codes::<U>(block, 0, half);
+            if U::BITS == 8 {
+                for (g, code) in codes.into_iter().enumerate() {
+                    new.q[half][2 * g] = _mm256_abs_epi8(code);
+                    new.q[half][2 * g + 1] = code;
+                }
+            } else {
+                new.q[half].copy_from_slice(&codes);
+            }
+            new.d[half] = scales::<U>(block, half);
+            if has_min(U::TY) {
+                new.m[half] = halves(block, 2 * ROWS, half);
+            }
+        }
+        new
+    }
+
+    /// Adds a block's products.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    fn multiply<U: Unpack32>(&self, set: &Set<'_>, sums: &mut Sums<__m256>) {
+        let dot = if U::BITS == 8 {
+            self.signed(set)
+        } else {
+            self.unsigned::<U>(set)
+        };
+        for j in 0..FEW {
+            let (d_a, ds_a) = (_mm256_set1_ps(set.d[j]), _mm256_set1_ps(set.ds[j]));
+            for half in 0..2 {
+                let (mut dot, sum) = (dot[half][j], &mut sums[half][j]);
+                if bias::<U>() != 0 {
+                    dot = _mm256_sub_epi32(dot, _mm256_set1_epi32(bias::<U>() * set.sum[j]));
+                }
+                let scale = _mm256_mul_ps(self.d[half], d_a);
+                *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, *sum);
+                if has_min(U::TY) {
+                    *sum = _mm256_fmadd_ps(self.m[half], ds_a, *sum);
+                }
+            }
+        }
+    }
+
+    /// Sums of products of unsigned codes.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    fn unsigned<U: Codes>(&self, set: &Set<'_>) -> Sums<__m256i> {
+        let a_sum = groups_a_sum(U::BITS);
+        let zero = [[_mm256_setzero_si256(); FEW]; 2];
+        let (mut words, mut dot) = (zero, zero);
+        each_group!(|g| {
+            for j in 0..FEW {
+                let a = group(&set.q[j], g);
+                for half in 0..2 {
+                    let (word, products) = (
+                        &mut words[half][j],
+                        _mm256_maddubs_epi16(self.q[half][g], a),
+                    );
+                    *word = if g.is_multiple_of(a_sum) {
+                        products
+                    } else {
+                        _mm256_add_epi16(*word, products)
+                    };
+                }
+            }
+            in_order(&mut words);
+            if (g + 1).is_multiple_of(a_sum) {
+                for half in 0..2 {
+                    for j in 0..FEW {
+                        let sum = _mm256_madd_epi16(words[half][j], _mm256_set1_epi16(1));
+                        let dot = &mut dot[half][j];
+                        *dot = if g < a_sum {
+                            sum
+                        } else {
+                            _mm256_add_epi32(*dot, sum)
+                        };
+                    }
+                }
+            }
+        });
+        dot
+    }
+
+    /// Sums of products of signed codes.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    fn signed(&self, set: &Set<'_>) -> Sums<__m256i> {
+        let mut dot = [[_mm256_setzero_si256(); FEW]; 2];
+        each_group!(|g| {
+            for j in 0..FEW {
+                let a = group(&set.q[j], g);
+                for half in 0..2 {
+                    let [magnitude, code] = [0, 1].map(|i| self.q[half][2 * g + i]);
+                    // At most 128 * 127 twice.
+                    let sums = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(a, code));
+                    let sums = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+                    dot[half][j] = _mm256_add_epi32(dot[half][j], sums);
+                }
+            }
+            in_order(&mut dot);
+        });
+        dot
+    }
+}
+
+/// Keeps the order of the source at this place, as in `avx2`.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn in_order(sums: &mut Sums<__m256i>) {
+    for sums in sums {
+        super::avx2::in_order(sums);
+    }
+}

@@ -71,6 +71,56 @@ extern "C" __global__ void __launch_bounds__(128) turn(float* q, float* k, float
     append_head(row, to + (size_t)head * cache::head_bytes(type, c), kind == 1, type, c, cell % CELLS);
 }
 
+// The same of many tokens, in place: a warp has up to `each` heads of a token, so that angles are read once for them, and a head while the one before
+// it is turned. Grid: warps of a token in fours, tokens.
+extern "C" __global__ void __launch_bounds__(128, 8) turn_many(float* q, float* k, float* v, const float* bias_q, const float* bias_k, const float* bias_v,
+                                                                const float* norm_q, const float* norm_k, const float* cos, const float* sin,
+                                                                const unsigned* angle_row, int heads, int heads_kv, int c_k, int c_v, int pairs, int halves,
+                                                                float eps, int rotate_k, int rotate_v, int each) {
+    extern __shared__ __align__(16) float rows[];
+    constexpr int PIECES = 2;  // of 128 values
+    let_next_start();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = blockIdx.y;
+    const int of_q = (heads + each - 1) / each, of_kv = (heads_kv + each - 1) / each, item = blockIdx.x * 4 + warp;
+    const int kind = item < of_q ? 0 : item < of_q + of_kv ? 1 : 2, first = (kind == 0 ? item : kind == 1 ? item - of_q : item - of_q - of_kv) * each;
+    const int count = kind == 0 ? heads : heads_kv, c = kind == 2 ? c_v : c_k, end = min(first + each, count);
+    const float* bias = kind == 0 ? bias_q : kind == 1 ? bias_k : bias_v;
+    float4* of_token = (float4*)((kind == 0 ? q : kind == 1 ? k : v) + (size_t)t * count * c);
+    wait_for_previous();
+    if (first >= end || (kind == 2 && bias_v == nullptr && !rotate_v)) return;
+    const bool has_angles = kind < 2 && cos != nullptr;
+    const size_t angle = has_angles ? ((angle_row != nullptr ? *angle_row : 0u) + (size_t)t) * pairs : 0;
+    const Turn how(kind == 0 ? norm_q : kind == 1 ? norm_k : nullptr, has_angles ? cos + angle : nullptr, sin + angle, pairs, halves, kind == 2 ? rotate_v : rotate_k, eps);
+    float4 *row = (float4*)(rows + warp * max(c_k, c_v)), next[PIECES];
+    auto load = [&](int head) {
+#pragma unroll
+        for (int j = 0; j < PIECES; j++)
+            if (lane + 32 * j < c / 4) next[j] = of_token[head * (c / 4) + lane + 32 * j];
+    };
+    load(first);
+#pragma unroll 1
+    for (int head = first; head < end; head++) {
+#pragma unroll
+        for (int j = 0; j < PIECES; j++) {
+            const int i = lane + 32 * j;
+            if (i >= c / 4) continue;
+            float4 x = next[j];
+            if (bias != nullptr) {
+                const float4 b = ((const float4*)bias)[head * (c / 4) + i];
+                x = make_float4(x.x + b.x, x.y + b.y, x.z + b.z, x.w + b.w);
+            }
+            row[i] = x;
+        }
+        if (head + 1 < end) load(head + 1);
+        __syncwarp();
+        turn_head((float*)row, c, how);
+#pragma unroll
+        for (int j = 0; j < PIECES; j++)
+            if (lane + 32 * j < c / 4) of_token[head * (c / 4) + lane + 32 * j] = row[lane + 32 * j];
+        __syncwarp();
+    }
+}
+
 namespace {
 
 // Entries of a batch, columns and workers of the fold.

@@ -277,8 +277,9 @@ struct Kernel {
         __half* q = (__half*)shared;
         __half* tiles = q + ROWS * STRIDE;  // K, V; if direct, twice
         uint8_t* raw = (uint8_t*)(tiles + 2 * TILE);
-        const int head = blockIdx.y, span = a.first_span + blockIdx.z, slot = span % a.slots;
-        const int first_row = (gridDim.x - 1 - blockIdx.x) * ROWS, rows = a.tokens * a.gqa;  // later rows see more: they go first
+        // Later rows see more: those of all heads go first.
+        const int item = blockIdx.y * gridDim.x + blockIdx.x, head = item % gridDim.y, span = a.first_span + blockIdx.z, slot = span % a.slots;
+        const int first_row = (gridDim.x - 1 - item / gridDim.y) * ROWS, rows = a.tokens * a.gqa;
         const int first_token = first_row / a.gqa, last_token = min(first_row + ROWS - 1, rows - 1) / a.gqa;
         const int seen_from = a.window > 0 ? max(a.position + first_token + 1 - a.window, 0) : 0;
         const int lo = max(seen_from, span * SPAN), hi = min(a.position + last_token + 1, (span + 1) * SPAN);

@@ -1,7 +1,7 @@
 // Element-wise operations and small reductions, to the bit as `cpu/src/ops.rs` and `cpu/src/math.rs` define them.
 //
 // Shapes: rows are tokens, [T, D]; heads [T, H, C].
-#include "acts.cuh"
+#include "acts_many.cuh"
 #include "heads.cuh"
 #include "mma.cuh"
 
@@ -109,6 +109,53 @@ extern "C" __global__ void __launch_bounds__(640, 2) residual_norm(float* x, con
     }
 }
 
+// The same of many rows, whose blocks are arranged, without `post`: more rows are under way, as a thread block has fewer threads and registers; a thread
+// has 8 values, a warp a block of 256.
+extern "C" __global__ void __launch_bounds__(128, 8) residual_norm_many(float* x, const float* delta, const float* delta2, const float* bias, const float* w,
+                                                                         float* normed, int d, float eps, uint32_t* q32, int2* meta, int how32, uint32_t* q256,
+                                                                         float* d256, __half* s16, int how256) {
+    extern __shared__ __align__(16) float shared[];
+    __shared__ float factor;
+    constexpr int AHEAD = 5;
+    let_next_start();
+    const int n = d / 4, t = blockIdx.x;
+    const size_t at = (size_t)t * n;
+    float4 *row = (float4*)shared, *of_x = (float4*)x + at;
+    wait_for_previous();
+#pragma unroll 1
+    for (int first = threadIdx.x; first < n; first += AHEAD * blockDim.x) {
+        float4 y[AHEAD], z[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            const int i = min(first + j * (int)blockDim.x, n - 1);
+            y[j] = of_x[i], z[j] = delta != nullptr ? ((const float4*)delta)[at + i] : float4{};
+        }
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            const int i = first + j * blockDim.x;
+            if (i >= n) break;
+            if (delta2 != nullptr) z[j] = plus(z[j], ((const float4*)delta2)[at + i]);
+            if (bias != nullptr) z[j] = plus(z[j], ((const float4*)bias)[i]);
+            if (delta != nullptr) of_x[i] = y[j] = plus(y[j], z[j]);
+            row[i] = y[j];
+        }
+    }
+    const float g = block_inverse_rms(shared, d, eps, &factor);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < (d / 8 + 31) / 32 * 32; i += blockDim.x) {
+        const bool live = i < d / 8;
+        float4 v[2] = {};
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            if (live) v[j] = scaled(row[2 * i + j], g, w != nullptr ? ((const float4*)w)[2 * i + j] : ones<float4>());
+            if (live && normed != nullptr) ((float4*)normed)[at + 2 * i + j] = v[j];
+        }
+        float4 lost[2] = {v[0], v[1]};
+        if (q32 != nullptr) many::emit_32({q32, meta, nullptr, nullptr, d, how32}, lost, t, i / 4, i % 4, live);
+        if (q256 != nullptr) many::emit_256({q256, nullptr, d256, s16, d, how256}, v, t, i / 32);
+    }
+}
+
 // In place, head by head of x [T, H, C]: bias [H, C] added, norm with weights [C], rope; each may be null. Then, if asked for and C is
 // a power of two, the product with the normalised Hadamard matrix. A warp a head.
 //
@@ -171,6 +218,61 @@ extern "C" __global__ void gated_256(float* gate, const float* up, int f, int is
         if (is_kept) *(float4*)(gate + at + 128 * i) = x[i];
     }
     emit_256({q, nullptr, d, s16, K, how}, x, t, block);
+}
+
+// f(gate) * up of 8 values. SiLU of gates that are neither large nor tiny needs no limits, and a division whose operands and result lie well inside the
+// range of floats, the steps of which are those that `/` takes there.
+__device__ __forceinline__ void gated_8(int f, const float4* gate, const float4* up, float4 (&x)[2]) {
+    constexpr float LARGE = 40.0f, TINY = 0x1p-60f, SHIFT = 12582912.0f + 126.0f;
+    float4 g[2] = {gate[0], gate[1]}, u[2] = {up[0], up[1]};
+    float most = 0.0f, least = INFINITY;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        most = fmaxf(fmaxf(most, fmaxf(fabsf(g[i].x), fabsf(g[i].y))), fmaxf(fabsf(g[i].z), fabsf(g[i].w)));
+        least = fminf(fminf(least, fminf(fabsf(g[i].x), fabsf(g[i].y))), fminf(fabsf(g[i].z), fabsf(g[i].w)));
+    }
+    auto usual = [&](float x, float by) {
+        const float shifted = -x * math::LOG2_E + SHIFT, n = shifted - SHIFT;
+        const float r = fmaf(n, -math::LN2_LOW, fmaf(n, -math::LN2_HIGH, -x));
+        const float d = 1.0f + math::exp_taylor(r, 2.0f) * __int_as_float(__float_as_int(shifted) << 23);
+        float inverse;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(d));
+        inverse = fmaf(inverse, fmaf(-d, inverse, 1.0f), inverse);
+        const float q = x * inverse;
+        return fmaf(fmaf(-d, q, x), inverse, q) * by;
+    };
+    if (f == 0 && most <= LARGE && least >= TINY) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) x[i] = make_float4(usual(g[i].x, u[i].x), usual(g[i].y, u[i].y), usual(g[i].z, u[i].z), usual(g[i].w, u[i].w));
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < 2; i++) {
+            const float4 y = gated_4(f, g[0], u[0]);
+            x[0] = x[1], x[1] = y, g[0] = g[1], u[0] = u[1];
+        }
+    }
+}
+
+// Of many tokens, their blocks arranged: 8 values a thread. Grid (ceil(K / 8 / blockDim), T).
+extern "C" __global__ void gated_32_many(float* gate, const float* up, int f, int is_kept, uint32_t* q, int2* meta, int K, int how) {
+    let_next_start();
+    wait_for_previous();
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y;
+    const bool live = i < K / 8;
+    float4 *of_gate = (float4*)(gate + (size_t)t * K) + 2 * i, x[2] = {};
+    if (live) gated_8(f, of_gate, (const float4*)(up + (size_t)t * K) + 2 * i, x);
+    if (live && is_kept) of_gate[0] = x[0], of_gate[1] = x[1];
+    many::emit_32({q, meta, nullptr, nullptr, K, how}, x, t, i / 4, i % 4, live);
+}
+extern "C" __global__ void gated_256_many(float* gate, const float* up, int f, int is_kept, uint32_t* q, float* d, __half* s16, int K, int how) {
+    let_next_start();
+    wait_for_previous();
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y;
+    if (i >= K / 8) return;
+    float4 *of_gate = (float4*)(gate + (size_t)t * K) + 2 * i, x[2] = {};
+    gated_8(f, of_gate, (const float4*)(up + (size_t)t * K) + 2 * i, x);
+    if (is_kept) of_gate[0] = x[0], of_gate[1] = x[1];
+    many::emit_256({q, nullptr, d, s16, K, how}, x, t, i / 32);
 }
 
 // x += y, both [T, D]; `stride` 0: y is one row for all tokens, else D.

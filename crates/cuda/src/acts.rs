@@ -77,13 +77,13 @@ impl Shape {
         self.tokens * self.passes.count()
     }
 
-    /// A thread for every 4 values, or a warp a block of 256.
-    pub(crate) fn launch(&self, threads: usize) -> Launch {
-        let blocks = if self.block == BLOCK32 {
-            (self.k / 4).div_ceil(threads)
-        } else {
-            (self.k / BLOCK256).div_ceil(threads / 32)
+    /// A thread for every 4 values, or a warp a block of 256. Where blocks are arranged a thread for every 8.
+    pub(crate) fn launch(&self, layout: Layout, threads: usize) -> Launch {
+        let values = match layout {
+            Layout::Blocks if self.block == BLOCK32 => 4,
+            _ => 8,
         };
+        let blocks = (self.k / values).div_ceil(threads);
         Launch::grid(
             [blocks as u32, self.tokens as u32, 1],
             [threads as u32, 1, 1],
@@ -100,6 +100,7 @@ pub(crate) struct Written {
     pub(crate) s16: Arg,
     /// `ActsOut::how`.
     pub(crate) how: Arg,
+    pub(crate) layout: Layout,
 }
 
 impl Written {
@@ -110,6 +111,7 @@ impl Written {
         d: Arg::NULL,
         s16: Arg::NULL,
         how: Arg::NULL,
+        layout: Layout::Blocks,
     };
 }
 
@@ -227,6 +229,7 @@ impl Acts {
             d: (&self.d).into(),
             s16: (&self.s16).into(),
             how: ((shape.passes.count() + 4 * groups) as i32).into(),
+            layout: self.layout,
         })
     }
 
@@ -236,11 +239,32 @@ impl Acts {
     }
 }
 
-/// The kernels that quantise.
+/// The kernels that quantise, for few tokens and many (whose blocks are arranged).
 #[derive(Debug)]
 pub struct Quantiser {
-    blocks_32: Kernel,
-    blocks_256: Kernel,
+    blocks_32: ByLayout,
+    blocks_256: ByLayout,
+}
+
+/// A kernel for each layout of what it writes.
+#[derive(Debug)]
+pub(crate) struct ByLayout([Kernel; 2]);
+
+impl ByLayout {
+    /// Loads `NAME` and `NAME_many`.
+    pub(crate) fn new(module: &Module, name: &str) -> Result<Self, Error> {
+        Ok(Self([
+            module.kernel(name)?,
+            module.kernel(&format!("{name}_many"))?,
+        ]))
+    }
+
+    pub(crate) fn of(&self, layout: Layout) -> &Kernel {
+        match layout {
+            Layout::Blocks => &self.0[0],
+            Layout::Arranged => &self.0[1],
+        }
+    }
 }
 
 impl Quantiser {
@@ -248,8 +272,8 @@ impl Quantiser {
     pub fn new(device: &Device) -> Result<Self, Error> {
         let module = Module::load(device, "acts")?;
         Ok(Self {
-            blocks_32: module.kernel("quantise_32")?,
-            blocks_256: module.kernel("quantise_256")?,
+            blocks_32: ByLayout::new(&module, "quantise_32")?,
+            blocks_256: ByLayout::new(&module, "quantise_256")?,
         })
     }
 
@@ -271,14 +295,15 @@ impl Quantiser {
             return Ok(());
         }
         let last = [(k as i32).into(), to.how];
-        let (kernel, args) = if shape.block == BLOCK32 {
+        let (kernels, args) = if shape.block == BLOCK32 {
             let args = [&[x.into(), to.q, to.meta], &last[..]].concat();
             (&self.blocks_32, args)
         } else {
             let args = [&[x.into(), to.q, to.d, to.s16], &last[..]].concat();
             (&self.blocks_256, args)
         };
-        let launch = shape.launch(256).start(start);
+        let launch = shape.launch(to.layout, 256).start(start);
+        let kernel = kernels.of(to.layout);
         // SAFETY: the kernel reads tokens x K values of `x` and writes that many columns of `acts`; both were checked to have room.
         unsafe { kernel.launch(stream, launch, &args) }
     }

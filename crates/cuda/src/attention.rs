@@ -38,6 +38,10 @@ const RING_BYTES: usize = 4 * 3 * (2048 + 256);
 /// Threads of a fold's thread block: as in `kernels/attention.cu`.
 const FOLD_THREADS: u32 = 288;
 
+/// Tokens from which on a warp turns several heads of a token, and how many.
+const TURN_MANY: usize = 32;
+const TURN_EACH: usize = 4;
+
 /// Shared memory that the driver keeps a thread block for itself.
 const SHARED_RESERVED: usize = 1024;
 
@@ -90,6 +94,7 @@ pub struct Attention {
     shared_bytes: usize,
     append: Kernel,
     turn: Kernel,
+    turn_many: Kernel,
     fold: Kernel,
     /// Counts of the fold's thread blocks, zero between launches.
     done: Buffer<u32>,
@@ -137,6 +142,7 @@ impl Attention {
             shared_bytes,
             append: others.kernel("append")?,
             turn: others.kernel("turn")?,
+            turn_many: others.kernel("turn_many")?,
             done,
             fold: others.kernel("fold")?,
             prefill: Prefill::new(device, compute, &shape)?,
@@ -282,8 +288,20 @@ impl Attention {
             int(shape.type_v as usize),
         ];
         let warps = THREADS_TURN / 32;
+        let shared = 4 * warps * c_k.max(c_v);
+        if append.is_none() && tokens >= TURN_MANY {
+            let of_token = heads.div_ceil(TURN_EACH) + 2 * shape.heads.div_ceil(TURN_EACH);
+            let grid = [of_token.div_ceil(warps) as u32, tokens as u32, 1];
+            let launch = Launch::grid(grid, [THREADS_TURN as u32, 1, 1])
+                .shared(shared)
+                .start(start);
+            // Without the number of tokens, and what belongs to the list.
+            let args = [&args[..11], &args[12..21], &[int(TURN_EACH)]].concat();
+            // SAFETY: as the kernel takes them; lengths are checked.
+            return unsafe { self.turn_many.launch(stream, launch, &args) };
+        }
         let launch = Launch::new((tokens * all).div_ceil(warps), THREADS_TURN)
-            .shared(4 * warps * c_k.max(c_v))
+            .shared(shared)
             .start(start);
         // SAFETY: as the kernel takes them; lengths are checked, the table's blocks are vouched for by who set it.
         unsafe { self.turn.launch(stream, launch, &args) }

@@ -50,6 +50,10 @@ pub struct Arg(u64);
 impl Arg {
     /// No memory.
     pub const NULL: Self = Self(0);
+
+    pub(crate) fn is_null(self) -> bool {
+        self.0 == 0
+    }
 }
 
 impl<T: Plain> From<&Buffer<T>> for Arg {

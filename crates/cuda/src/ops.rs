@@ -2,7 +2,7 @@
 
 use quant::act::{BLOCK32, BLOCK256, Passes};
 
-use crate::acts::{Acts, Shape, Written};
+use crate::acts::{Acts, ByLayout, Layout, Shape, Written};
 use crate::device::Device;
 use crate::error::{Error, length};
 use crate::kernel::{Arg, Kernel, Launch, Module, Start};
@@ -25,10 +25,10 @@ pub(crate) const THREADS_TURN: usize = 128;
 /// Threads of a norm's thread block at most: no more than fit beside a thread block of the product that follows (`OneCut`).
 const NORM_THREADS_MAX: usize = 640;
 
-/// Rows from which on norms have fewer threads each, and how many: a row's sum of squares is one chain, so that what counts is how many rows are
-/// under way.
+/// Rows from which on norms have fewer threads each, and how many, of blocks in order and arranged: a row's sum of squares is one chain, so that what
+/// counts is how many rows are under way.
 const NORM_ROWS_MANY: usize = 64;
-const NORM_THREADS_MANY: usize = 256;
+const NORM_THREADS_MANY: [usize; 2] = [256, 128];
 
 /// Threads of a thread block that gates and quantises: few, so that one token's values are spread over the device.
 const GATED_THREADS: usize = 128;
@@ -116,11 +116,11 @@ pub enum Rotation {
 /// The kernels.
 #[derive(Debug)]
 pub struct Ops {
-    residual_norm: Kernel,
+    residual_norm: ByLayout,
     heads: Kernel,
     gated: Kernel,
-    gated_32: Kernel,
-    gated_256: Kernel,
+    gated_32: ByLayout,
+    gated_256: ByLayout,
     add: Kernel,
     soft_cap: Kernel,
     scale: Kernel,
@@ -131,11 +131,11 @@ impl Ops {
     pub fn new(device: &Device, target: Target) -> Result<Self, Error> {
         let module = Module::load_for(device, "ops", target.compute(device))?;
         Ok(Self {
-            residual_norm: module.kernel("residual_norm")?,
+            residual_norm: ByLayout::new(&module, "residual_norm")?,
             heads: module.kernel("heads")?,
             gated: module.kernel("gated")?,
-            gated_32: module.kernel("gated_32")?,
-            gated_256: module.kernel("gated_256")?,
+            gated_32: ByLayout::new(&module, "gated_32")?,
+            gated_256: ByLayout::new(&module, "gated_256")?,
             add: module.kernel("add")?,
             soft_cap: module.kernel("soft_cap")?,
             scale: module.kernel("scale")?,
@@ -289,12 +289,19 @@ impl Ops {
         if tokens == 0 {
             return Ok(());
         }
-        let args = [
-            x,
-            first,
-            second,
-            bias,
-            norm,
+        let mut args = vec![x, first, second, bias];
+        let is_written = [&blocks32, &blocks256].map(|blocks| !blocks.q.is_null());
+        let is_arranged =
+            |blocks: &Written| blocks.q.is_null() || blocks.layout == Layout::Arranged;
+        let all_arranged = is_arranged(&blocks32) && is_arranged(&blocks256);
+        let has_many = tokens >= NORM_ROWS_MANY;
+        let layout = if has_many && norm.is_null() && is_written.contains(&true) && all_arranged {
+            Layout::Arranged
+        } else {
+            args.push(norm);
+            Layout::Blocks
+        };
+        args.extend([
             w,
             row,
             Arg::from(width as i32),
@@ -306,19 +313,20 @@ impl Ops {
             blocks256.d,
             blocks256.s16,
             blocks256.how,
-        ];
+        ]);
         // Two pieces of 4 values a thread.
         let threads = width.div_ceil(8).next_multiple_of(32);
-        let most = if tokens < NORM_ROWS_MANY {
-            NORM_THREADS_MAX
-        } else {
-            NORM_THREADS_MANY
+        let most = match layout {
+            _ if !has_many => NORM_THREADS_MAX,
+            Layout::Blocks => NORM_THREADS_MANY[0],
+            Layout::Arranged => NORM_THREADS_MANY[1],
         };
         let launch = Launch::new(tokens, threads.clamp(128, most))
             .shared(4 * width)
             .start(start);
+        let kernel = self.residual_norm.of(layout);
         // SAFETY: the caller's promise.
-        unsafe { self.residual_norm.launch(stream, launch, &args) }
+        unsafe { kernel.launch(stream, launch, &args) }
     }
 
     /// Bias, norm, rope and rotation of `x` `[T, H, C]`, in place.
@@ -423,13 +431,14 @@ impl Ops {
             to.q,
         ];
         let last = [Arg::from(shape.k as i32), to.how];
-        let (kernel, args) = if shape.block == BLOCK32 {
+        let (kernels, args) = if shape.block == BLOCK32 {
             (&self.gated_32, [&first, &[to.meta][..], &last].concat())
         } else {
             let args = [&first, &[to.d, to.s16][..], &last].concat();
             (&self.gated_256, args)
         };
-        let launch = shape.launch(GATED_THREADS).start(start);
+        let launch = shape.launch(to.layout, GATED_THREADS).start(start);
+        let kernel = kernels.of(to.layout);
         // SAFETY: as the kernels take them; lengths are checked.
         unsafe { kernel.launch(stream, launch, &args) }
     }

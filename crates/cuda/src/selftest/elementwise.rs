@@ -26,6 +26,8 @@ pub(super) fn rows(
         (4, 17),
         (19, 256),
         (1, 12_000),
+        (70, 5120),
+        (67, 640),
     ] {
         residual_norm(&stream, &ops, tokens, width, report)?;
     }
@@ -49,6 +51,11 @@ fn gated_blocks(stream: &Stream, ops: &Ops, report: &mut dyn FnMut(Row)) -> Resu
         (1, 14_336, 256, Passes::Two),
         (5, 96, 32, Passes::Two),
         (11, 768, 256, Passes::One),
+        // Of many tokens, which have kernels of their own.
+        (40, 13_824, 32, Passes::One),
+        (33, 1024, 256, Passes::Two),
+        (19, 384, 32, Passes::Two),
+        (65, 768, 256, Passes::One),
     ]
     .into_iter()
     .enumerate()
@@ -63,7 +70,7 @@ fn gated_blocks(stream: &Stream, ops: &Ops, report: &mut dyn FnMut(Row)) -> Resu
         let (f, of) = [
             (Gate::Silu, want::Gate::Silu),
             (Gate::Gelu, want::Gate::Gelu),
-        ][i / 2];
+        ][i / 2 % 2];
         for is_kept in [false, true] {
             let mut wanted = gate.clone();
             want::gated(Isa::best(), of, &mut wanted, &up);

@@ -39,6 +39,8 @@ pub(super) fn rows(
             (1, Some(1000)),
             (1, None),
             (7, None),
+            (33, None),
+            (40, None),
         ]
         .into_iter()
         .enumerate()

@@ -38,6 +38,8 @@ enum Bell {
 pub struct Doorbell {
     hand_over: Kernel,
     take_back: Kernel,
+    /// Hand-overs so far, which the kernels count: so they may be part of a graph.
+    count: Buffer<u32>,
     bells: Pinned<u32>,
     given: Pinned<f32>,
     answer: Pinned<f32>,
@@ -53,9 +55,13 @@ impl Doorbell {
         answer: usize,
     ) -> Result<Self, Error> {
         let module = Module::load_for(device, "doorbell", target.compute(device))?;
+        let stream = device.stream()?;
+        let count = Buffer::zeroed(&stream, 1)?;
+        stream.synchronise()?;
         Ok(Self {
             hand_over: module.kernel("hand_over")?,
             take_back: module.kernel("take_back")?,
+            count,
             bells: Pinned::new(device, 3 * BELL_WORDS)?,
             given: Pinned::new(device, given)?,
             answer: Pinned::new(device, answer)?,
@@ -68,12 +74,11 @@ impl Doorbell {
         Self { patience, ..self }
     }
 
-    /// Hands the first `n` of `values` over as number `number`; numbers grow by one, and the one before has been taken back.
+    /// Hands the first `n` of `values` over. The first hand-over is number 1, and the one before has been taken back.
     pub fn hand_over(
         &self,
         stream: &Stream,
         start: Start,
-        number: u32,
         values: &Buffer<f32>,
         n: usize,
     ) -> Result<(), Error> {
@@ -85,19 +90,18 @@ impl Doorbell {
             Arg::from(n as i32),
             Arg::from(self.given.address()),
             Arg::from(self.bell_address(Bell::Given)),
-            Arg::from(number),
+            Arg::from(&self.count),
         ];
         let launch = Launch::new(1, THREADS).start(start);
         // SAFETY: as the kernel takes them; lengths are checked.
         unsafe { self.hand_over.launch(stream, launch, &args) }
     }
 
-    /// Waits, on the device, for the answer to `number`, and copies its first `n` values to `values`.
+    /// Waits, on the device, for the answer to the last hand-over, and copies its first `n` values to `values`.
     pub fn take_back(
         &self,
         stream: &Stream,
         start: Start,
-        number: u32,
         values: &mut Buffer<f32>,
         n: usize,
     ) -> Result<(), Error> {
@@ -111,7 +115,7 @@ impl Doorbell {
         }
         let args = [
             Arg::from(self.bell_address(Bell::Answered)),
-            Arg::from(number),
+            Arg::from(&self.count),
             Arg::from(self.answer.address()),
             Arg::from(values),
             Arg::from(n as i32),

@@ -170,6 +170,7 @@ driver! {
 
     capture_begin = "cuStreamBeginCapture_v2"(Handle, c_uint);
     capture_end = "cuStreamEndCapture"(Handle, *mut Handle);
+    graph_nodes = "cuGraphGetNodes"(Handle, *mut Handle, *mut usize);
     graph_instantiate = "cuGraphInstantiateWithFlags"(*mut Handle, Handle, u64);
     graph_launch = "cuGraphLaunch"(Handle, Handle);
     graph_destroy = "cuGraphDestroy"(Handle);

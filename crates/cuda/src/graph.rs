@@ -8,7 +8,7 @@ use crate::driver::Handle;
 use crate::error::Error;
 use crate::stream::Stream;
 
-/// Work that [`Stream::capture`] recorded.
+/// Work that a [stream](crate::Stream) recorded.
 #[derive(Debug)]
 pub struct Graph {
     device: Device,
@@ -33,6 +33,27 @@ impl Graph {
             device: device.clone(),
             executable,
         })
+    }
+
+    /// The same, or `None` if nothing was captured.
+    pub(crate) fn of_any(device: &Device, graph: Handle) -> Result<Option<Self>, Error> {
+        let driver = device.bind()?;
+        let mut nodes = 0;
+        // SAFETY: `graph` came from a capture; their number alone is asked for, which may be written.
+        let code = unsafe { (driver.graph_nodes)(graph, std::ptr::null_mut(), &mut nodes) };
+        if code == 0 && nodes > 0 {
+            return Self::new(device, graph).map(Some);
+        }
+        Self::forget(device, graph);
+        device.check("cuGraphGetNodes", code).map(|()| None)
+    }
+
+    /// Destroys what was captured.
+    pub(crate) fn forget(device: &Device, graph: Handle) {
+        if let Ok(driver) = device.bind() {
+            // SAFETY: it came from a capture, and is destroyed once.
+            unsafe { (driver.graph_destroy)(graph) };
+        }
     }
 
     /// Gives the recorded work to a stream.

@@ -52,5 +52,5 @@ pub use pace::Pace;
 pub use product::Product;
 pub use spilled::Spilled;
 pub use staging::Slot;
-pub use stream::{Event, Stream};
+pub use stream::{Capture, Event, Stream};
 pub use weights::Weights;

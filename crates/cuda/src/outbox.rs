@@ -38,6 +38,11 @@ impl Outbox {
         self.used = 0;
     }
 
+    /// Whether nothing was sent since.
+    pub fn is_clear(&self) -> bool {
+        self.used == 0
+    }
+
     /// Copies `values`, of whole words of 8 bytes each, to the first of `to`, and their number to `count`, in the stream's order. Waits for
     /// earlier lists only if there is no room beside them.
     pub fn send<T: Plain>(

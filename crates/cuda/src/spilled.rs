@@ -106,14 +106,14 @@ impl Spilled {
     /// Copies the bytes `range` of each of some to byte `first` of `to` and on, one behind the other, in the stream's order. They must be
     /// pinned. How many of the first ones this is for: as many as lie in the same pinned memory at even distances.
     pub fn send_even(
-        all: &[&Self],
+        all: &[Arc<Self>],
         stream: &Stream,
         range: Range<usize>,
         to: &mut Buffer<u8>,
         first: usize,
     ) -> Result<usize, Error> {
         const OP: &str = "send";
-        let part = |i: usize| match all.get(i) {
+        let part = |i: usize| match all.get(i).map(|slab| &**slab) {
             Some(Self::Pinned(part)) => Some(part),
             _ => None,
         };

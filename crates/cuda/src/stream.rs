@@ -15,6 +15,13 @@ pub struct Stream(Arc<Owned>);
 #[derive(Debug)]
 pub struct Event(Owned);
 
+/// A stream that records its work.
+#[derive(Debug)]
+pub struct Capture {
+    stream: Stream,
+    is_over: bool,
+}
+
 /// Whether an event can tell time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Timing {
@@ -92,25 +99,59 @@ impl Stream {
 
     /// Records the work that `give` gives to this stream, instead of doing it.
     pub fn capture(&self, give: impl FnOnce() -> Result<(), Error>) -> Result<Graph, Error> {
+        let mut capture = self.begin_capture()?;
+        let given = give();
+        let graph = capture.stop();
+        let graph = graph.and_then(|graph| Graph::new(&self.0.device, graph));
+        given.and(graph)
+    }
+
+    /// Records the work that is given to this stream until the capture ends, instead of doing it.
+    pub fn begin_capture(&self) -> Result<Capture, Error> {
         let device = &self.0.device;
         let driver = device.bind()?;
         // SAFETY: the stream lives.
         device.check("cuStreamBeginCapture", unsafe {
             (driver.capture_begin)(self.0.handle, flag::CAPTURE_THREAD_LOCAL)
         })?;
-        let given = give();
-        device.bind()?;
-        let mut graph = std::ptr::null_mut();
-        // SAFETY: a capture was begun; `graph` may be written. It is ended even if giving work failed.
-        let ended = device.check("cuStreamEndCapture", unsafe {
-            (driver.capture_end)(self.0.handle, &mut graph)
-        });
-        let graph = ended.and_then(|()| Graph::new(device, graph));
-        given.and(graph)
+        Ok(Capture {
+            stream: self.clone(),
+            is_over: false,
+        })
     }
 
     pub(crate) fn handle(&self) -> Handle {
         self.0.handle
+    }
+}
+
+impl Capture {
+    /// What was recorded, if anything; the stream does its work again.
+    pub fn end(mut self) -> Result<Option<Graph>, Error> {
+        let graph = self.stop()?;
+        Graph::of_any(self.stream.device(), graph)
+    }
+
+    fn stop(&mut self) -> Result<Handle, Error> {
+        self.is_over = true;
+        let device = self.stream.device();
+        let driver = device.bind()?;
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: a capture was begun; `graph` may be written.
+        device.check("cuStreamEndCapture", unsafe {
+            (driver.capture_end)(self.stream.handle(), &mut graph)
+        })?;
+        Ok(graph)
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        if !self.is_over
+            && let Ok(graph) = self.stop()
+        {
+            Graph::forget(self.stream.device(), graph);
+        }
     }
 }
 

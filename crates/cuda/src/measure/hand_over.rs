@@ -53,8 +53,8 @@ impl HandOver {
                     seconds += timer.seconds(|| {
                         (0..ROUNDS).try_for_each(|_| {
                             *number = number.wrapping_add(1);
-                            bell.hand_over(&timer.stream, START, *number, values, n)?;
-                            bell.take_back(&timer.stream, START, *number, values, n)
+                            bell.hand_over(&timer.stream, START, values, n)?;
+                            bell.take_back(&timer.stream, START, values, n)
                         })
                     })?;
                     rounds += ROUNDS;

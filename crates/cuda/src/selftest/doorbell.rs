@@ -43,9 +43,9 @@ pub(super) fn round_trips(
         let is_over = AtomicBool::new(false);
         let done = std::thread::scope(|scope| {
             scope.spawn(|| answer_all(&bell, n, &is_over));
-            let given = (1..=ROUNDS).try_for_each(|number| {
-                bell.hand_over(stream, Start::Overlapped, number, &values, n)?;
-                bell.take_back(stream, Start::Overlapped, number, &mut values, n)
+            let given = (1..=ROUNDS).try_for_each(|_| {
+                bell.hand_over(stream, Start::Overlapped, &values, n)?;
+                bell.take_back(stream, Start::Overlapped, &mut values, n)
             });
             let done = given.and(stream.synchronise());
             is_over.store(true, Ordering::Release);
@@ -90,8 +90,9 @@ pub(super) fn no_answer(
     let mut row = Row::new("take back", "f32", "an answer that does not come");
     let bell = Doorbell::new(stream.device(), target, 4, 4)?.patient(PATIENCE);
     let mut values = Buffer::from_slice(stream, &[1.0f32, 2.0, 3.0, 4.0])?;
-    for number in 1..=2 {
-        bell.take_back(stream, Start::After, number, &mut values, 3)?;
+    for _ in 1..=2 {
+        bell.hand_over(stream, Start::After, &values, 4)?;
+        bell.take_back(stream, Start::After, &mut values, 3)?;
     }
     for (i, found) in values.to_vec(stream)?.into_iter().enumerate() {
         let wanted = if i < 3 { 0.0 } else { 4.0 };

@@ -90,6 +90,27 @@ pub(crate) struct Turn<'a> {
     pub(crate) rotation: Rotation,
 }
 
+/// Whether a step attends what the step before attended, writes where that wrote, and streams what that streamed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Again {
+    No,
+    /// It does, and all of it is in device memory.
+    Resident,
+    /// It does, and some of it is in host memory.
+    Spilled,
+}
+
+/// How a step was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stepped {
+    /// Operation by operation.
+    Given,
+    /// It was recorded first, which takes longer.
+    Recorded,
+    /// As it had been recorded.
+    Repeated,
+}
+
 /// How cells get to the device and back: what a slower machine is bound by, or is told to be.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Transfers {
@@ -177,18 +198,18 @@ pub(crate) trait Backend: Debug + Sized {
         0
     }
 
-    /// Does the operations of one generated token of each of some sequences, `step`, which begin with [`begin`](Self::begin) for them. `again`: the
-    /// lists of what they attend, and where they write, are those of the step before, so that a backend which has recorded it may do it
-    /// again.
+    /// Does the operations of one generated token of each of some sequences, `step`, which begin with [`begin`](Self::begin) for them. `again`: whether they
+    /// are those of the step before, so that a backend which has recorded it may do it again, without `step`.
     fn step(
         &mut self,
         positions: &[Range<usize>],
         tokens: &[u32],
-        again: bool,
+        again: Again,
         step: impl FnOnce(&mut Self),
-    ) {
+    ) -> Stepped {
         let _ = (positions, tokens, again);
         step(self);
+        Stepped::Given
     }
     /// Says which positions the operations that follow are for, of one sequence after another; `x` `[T, D]` becomes the tokens' rows of the embedding, scaled as the architecture does.
     fn begin(&mut self, positions: &[Range<usize>], tokens: &[u32], x: &mut Self::Array);

@@ -17,7 +17,7 @@ mod store;
 mod tests;
 mod together;
 
-use crate::backend::{Backend, CELLS, GROUP, KvShape};
+use crate::backend::{Again, Backend, CELLS, GROUP, KvShape};
 use crate::error::Error;
 use crate::model::Config;
 use place::gate::Finding;
@@ -131,8 +131,8 @@ pub(crate) struct Cache<B: Backend> {
     positions: Vec<Range<usize>>,
     /// Whether the step in work is one generated token of each of some sequences.
     generated: bool,
-    /// Whether it attends, from where it lies in device memory, what the step before attended, that being such tokens, too.
-    again: bool,
+    /// Whether it does what the step before did, that being such tokens, too.
+    again: Again,
     /// What the step in work attends, in layers that see everything and in the others.
     full_spans: Vec<Reached>,
     ring_spans: Vec<Reached>,
@@ -206,7 +206,7 @@ impl<B: Backend> Cache<B> {
             work: Vec::new(),
             positions: Vec::new(),
             generated: false,
-            again: false,
+            again: Again::No,
             spans_before: [Vec::new(), Vec::new()],
             work_before: Vec::new(),
             is_unusual: false,
@@ -312,11 +312,12 @@ impl<B: Backend> Cache<B> {
         std::mem::swap(ring, &mut self.ring_spans);
         std::mem::swap(&mut self.work_before, &mut self.work);
         let moves = (self.full.moves(), self.ring.moves());
-        self.plan(takings);
+        let groups_before = std::mem::take(&mut self.cpu_groups);
+        let streams_again = self.plan(takings);
         let has_moved = moves != std::mem::replace(&mut self.moves, moves);
         let spans = |part: &Part| (part.full.clone(), part.ring.clone());
         self.is_unusual = has_moved || !was_generated || self.work.len() != self.work_before.len();
-        self.again = generated
+        let reaches_again = generated
             && !self.is_unusual
             && self
                 .work
@@ -324,8 +325,16 @@ impl<B: Backend> Cache<B> {
                 .map(spans)
                 .eq(self.work_before.iter().map(spans))
             && self.full_spans == self.spans_before[0]
-            && self.ring_spans == self.spans_before[1]
-            && self.full_spans.iter().all(|span| span.lies == Lies::Device);
+            && self.ring_spans == self.spans_before[1];
+        self.again = if !reaches_again {
+            Again::No
+        } else if self.is_all_there() {
+            Again::Resident
+        } else if takings.len() == 1 && streams_again && self.cpu_groups == groups_before {
+            Again::Spilled
+        } else {
+            Again::No
+        };
         Ok(())
     }
 
@@ -356,9 +365,14 @@ impl<B: Backend> Cache<B> {
         self.kv_share = share;
     }
 
-    /// Whether the step in work attends what the step before attended, and writes where that wrote, all of it in device memory.
-    pub(crate) fn is_again(&self) -> bool {
+    /// Whether the step in work does what the step before did.
+    pub(crate) fn again(&self) -> Again {
         self.again
+    }
+
+    /// Says that the step in work was done as the step before was, by someone who knew how.
+    pub(crate) fn was_repeated(&mut self) {
+        self.stage.repeat(&self.full_layers);
     }
 
     /// `kept`: slabs of other sequences that stay in device memory. Those of this one join them.
@@ -472,8 +486,9 @@ impl<B: Backend> Cache<B> {
         Ok(())
     }
 
-    /// What the step attends: all blocks, also cells that are still to be written, which nobody sees before.
-    fn plan(&mut self, takings: &[Taking]) {
+    /// What the step attends: all blocks, also cells that are still to be written, which nobody sees before. Returns whether it streams what the step before
+    /// streamed.
+    fn plan(&mut self, takings: &[Taking]) -> bool {
         // The CPU takes its share of one generated token alone.
         let whole = match takings {
             [taking] if taking.generated && B::CPU_SHARES => {
@@ -511,7 +526,7 @@ impl<B: Backend> Cache<B> {
             row += taking.tokens;
         }
         self.stage
-            .set_tail(&mut self.tail, &mut self.first_streamed);
+            .set_tail(&mut self.tail, &mut self.first_streamed)
     }
 
     fn plan_part(&mut self, taking: &Taking) {

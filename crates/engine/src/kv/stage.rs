@@ -45,6 +45,8 @@ pub(super) struct Stage {
     returned: usize,
     /// Whether what was begun may still read slots that are free.
     is_read: bool,
+    /// Whether the token in work began, and the next one begins, with all slots filled: what is copied when is the same then.
+    is_even: bool,
     /// There are so many, and so many of them may be used.
     slots: usize,
     used: usize,
@@ -94,16 +96,27 @@ impl Stage {
     }
 
     /// Says what is in host memory from now on, and from which piece on each layer streams it. What is on its way stays where it is
-    /// if it is still of use.
-    pub(super) fn set_tail(&mut self, tail: &mut Vec<(Id, Version)>, first: &mut Vec<usize>) {
+    /// if it is still of use. Returns whether the next token's copies are those of the one before.
+    pub(super) fn set_tail(
+        &mut self,
+        tail: &mut Vec<(Id, Version)>,
+        first: &mut Vec<usize>,
+    ) -> bool {
         if self.tail == *tail && self.first == *first {
-            return;
+            return self.is_even || self.pieces == 0;
         }
         std::mem::swap(&mut self.tail, tail);
         std::mem::swap(&mut self.first, first);
         let each = self.first.iter().map(|&first| self.tail.len() - first);
         self.pieces = each.sum::<usize>() as u64;
         self.restart(self.first_of_layer(0));
+        false
+    }
+
+    /// Says that what the token before had copied was copied again.
+    pub(super) fn repeat(&mut self, layers: &Layers) {
+        let bytes = layers.first().map_or(0, Range::len) as u64;
+        self.copied_bytes += self.pieces * bytes;
     }
 
     /// Forgets what was copied ahead, and goes on from a piece.
@@ -117,6 +130,7 @@ impl Stage {
         self.oldest = self.next_number;
         self.returned = 0;
         self.is_read = true;
+        self.is_even = false;
         self.ahead.clear();
     }
 
@@ -125,9 +139,14 @@ impl Stage {
         (self.used as u64).min(self.pieces).max(1)
     }
 
+    /// Numbers from a token's first piece to the next token's.
+    fn token(&self) -> u64 {
+        self.pieces.max(1).next_multiple_of(self.turn())
+    }
+
     /// The number of the piece after that of some number.
     fn number_after(&self, number: u64) -> u64 {
-        let token = self.pieces.max(1).next_multiple_of(self.turn());
+        let token = self.token();
         if (number + 1) % token < self.pieces {
             number + 1
         } else {
@@ -185,7 +204,8 @@ impl Stage {
         }
     }
 
-    /// Gives the slots of so many pieces back, the oldest ones, and fills all that are free with what comes next, unless so much is there that it can wait.
+    /// Gives the slots of so many pieces back, the oldest ones, and fills all that are free with what comes next, unless so much is there that it can wait
+    /// and the token goes on.
     pub(super) fn give_back<B: Backend>(
         &mut self,
         backend: &mut B,
@@ -198,7 +218,10 @@ impl Stage {
         slots.clear();
         // What the next layer needs is there then, and as much again.
         let enough = (self.turn() as usize / 2).max(2 * given);
-        if self.ahead.len() > enough {
+        let coming = (0..self.returned).fold(self.oldest, |number, _| self.number_after(number));
+        let ends_token = coming.is_multiple_of(self.token());
+        self.is_even = false;
+        if self.ahead.len() > enough && !ends_token {
             return;
         }
         self.recycle();
@@ -224,6 +247,7 @@ impl Stage {
             self.advance();
         }
         self.copy(backend, store, layers, &run, first);
+        self.is_even = ends_token;
     }
 
     /// Begins to copy pieces of one layer to slots one behind the other.

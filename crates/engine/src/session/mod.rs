@@ -13,7 +13,7 @@ pub use crate::model::ComputeDevice;
 pub use cpu::attention::KvType;
 pub use place::gate::{Finding, Verdict};
 
-use crate::backend::{Backend, CELLS, Cpu, Cuda, KvShape, LOGIT_ROWS, Rotation};
+use crate::backend::{Backend, CELLS, Cpu, Cuda, KvShape, LOGIT_ROWS, Rotation, Stepped};
 use crate::error::Error;
 use crate::experts::{Counts, ExpertPlacing, Profile, Store, Verdicts};
 use crate::kv::Cache;
@@ -300,18 +300,21 @@ impl<B: Backend> Run<B> {
         }
         let start = Instant::now();
         cache.begin(backend, 1, true)?;
-        let (positions, again) = (cache.n()..cache.n() + 1, cache.is_again());
-        backend.step(from_ref(&positions), &[token], again, |backend| {
+        let (positions, again) = (cache.n()..cache.n() + 1, cache.again());
+        let stepped = backend.step(from_ref(&positions), &[token], again, |backend| {
             work.forward(backend, model, cache, rotation, &[token], Tokens::All);
             work.compute_logits(backend, 1);
         });
+        if stepped == Stepped::Repeated {
+            cache.was_repeated();
+        }
         backend.finish()?;
         cache.advance();
         match gate {
             // What was copied ahead for it was for another share. The gate is asked again, and told about the next.
             Some(_) if *share != share_before => {}
             // It paid for more than itself.
-            Some(gate) if cache.is_unusual() => gate.skip(),
+            Some(gate) if cache.is_unusual() || stepped == Stepped::Recorded => gate.skip(),
             Some(gate) => {
                 let reading = gate.read(start.elapsed().as_secs_f64() * 1e3);
                 tracing::debug!(target: "gate", position = cache.n() - 1, ?reading);

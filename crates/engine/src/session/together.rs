@@ -91,7 +91,7 @@ impl<B: Backend> Run<B> {
         let rotation = options.rotation(model.config());
         let n = parts.len();
         if n <= LOGIT_ROWS && parts.iter().all(is_answering) {
-            let (positions, again) = (cache.positions().to_vec(), cache.is_again());
+            let (positions, again) = (cache.positions().to_vec(), cache.again());
             backend.step(&positions, &tokens, again, |backend| {
                 work.forward(backend, model, cache, rotation, &tokens, Tokens::All);
                 work.compute_logits(backend, n);

@@ -3,7 +3,9 @@
 mod experts;
 
 use self::experts::{Experts, Serving};
-use super::{Added, At, Attending, Backend, CELLS, LOGIT_ROWS, Placed, Turn, down_passes};
+use super::{
+    Added, Again, At, Attending, Backend, CELLS, LOGIT_ROWS, Placed, Stepped, Turn, down_passes,
+};
 use crate::error::Error;
 use crate::experts::Store;
 use crate::model::rope::Frequencies;
@@ -290,12 +292,13 @@ impl Backend for Cpu<'_> {
         &mut self,
         positions: &[Range<usize>],
         _: &[u32],
-        _: bool,
+        _: Again,
         step: impl FnOnce(&mut Self),
-    ) {
+    ) -> Stepped {
         self.generated = positions.len() == 1;
         step(self);
         self.generated = false;
+        Stepped::Given
     }
 
     fn begin(&mut self, positions: &[Range<usize>], tokens: &[u32], x: &mut Buffer<f32>) {

@@ -35,14 +35,20 @@ pub(super) struct HostSpan {
     pub(super) slab: Arc<Spilled>,
 }
 
-/// One layer's part.
+/// The CPU's part of a layer.
+#[derive(Debug, Clone)]
+pub(super) struct Part {
+    /// The layer's bytes in a slab.
+    pub(super) at: Range<usize>,
+    pub(super) spans: Arc<[HostSpan]>,
+}
+
+/// The same for one token.
 #[derive(Debug)]
 struct Job {
     number: u32,
     position: usize,
-    /// The layer's bytes in a slab.
-    at: Range<usize>,
-    spans: Vec<HostSpan>,
+    part: Part,
 }
 
 /// What the CPU must know of attention.
@@ -121,36 +127,36 @@ impl Attender {
         })
     }
 
-    /// Hands a layer's queries `[H, C]` over, which are ready when `stream` comes to it; the CPU attends whole groups of spans.
-    pub(super) fn hand_over(
-        &mut self,
-        stream: &Stream,
-        start: Start,
-        q: &Buffer<f32>,
-        position: usize,
-        at: Range<usize>,
-        spans: Vec<HostSpan>,
-    ) -> Result<(), Error> {
+    /// Says that a part of a token's attention is to be done, once [its queries](Self::hand_over) are there: whole groups of spans.
+    pub(super) fn give(&mut self, part: Part, position: usize) {
         self.number = self.number.wrapping_add(1);
         let job = Job {
             number: self.number,
             position,
-            at,
-            spans,
+            part,
         };
         if let Some(jobs) = &self.jobs {
             // A thread that is gone does not answer, and that is told of.
             let _ = jobs.send(job);
         }
+    }
+
+    /// Hands a layer's queries `[H, C]` over, which are ready when `stream` comes to it.
+    pub(super) fn hand_over(
+        &mut self,
+        stream: &Stream,
+        start: Start,
+        q: &Buffer<f32>,
+    ) -> Result<(), Error> {
         let n = self.what.heads * self.what.shape.c_k;
-        self.bell.hand_over(stream, start, self.number, q, n)
+        self.bell.hand_over(stream, start, q, n)
     }
 
     /// Waits, on the device, for what they fold to.
     pub(super) fn take_back(&mut self, stream: &Stream, start: Start) -> Result<(), Error> {
         let n = self.what.heads * (2 + self.what.shape.c_v);
         let values = self.totals.values_mut();
-        self.bell.take_back(stream, start, self.number, values, n)
+        self.bell.take_back(stream, start, values, n)
     }
 
     /// What was taken back last.
@@ -231,13 +237,13 @@ impl Worker {
             window: None,
             sinks: None,
         };
-        let spans: Vec<Span<'_>> = job
-            .spans
+        let Part { at, spans } = &job.part;
+        let spans: Vec<Span<'_>> = spans
             .iter()
             .map(|span| Span {
                 index: span.index,
                 cells: span.cells,
-                bytes: &span.slab[job.at.clone()],
+                bytes: &span.slab[at.clone()],
             })
             .collect();
         self.bell.given(&mut self.queries);

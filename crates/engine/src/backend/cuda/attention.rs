@@ -1,7 +1,8 @@
 //! Attention over blocks in device memory, in the staging ring and, by the CPU, in host memory.
 
-use super::attender::{Attended, Attender, HostSpan};
+use super::attender::{Attended, Attender, HostSpan, Part as CpuPart};
 use super::ring::Ring;
+use super::tape::{Op, Recorded, Tape};
 use super::weights::OnDevice;
 use super::{Cuda, hadamard};
 use crate::backend::{At, Attending, CELLS, GROUP, KvShape, Placed, Step, Transfers, Turn};
@@ -14,9 +15,10 @@ use cuda::attention::{
 use cuda::kernel::Start;
 use cuda::ops::{Angles, RopePairs};
 use cuda::product::Target;
-use cuda::{Acts, Buffer, Outbox, Stream};
+use cuda::{Acts, Buffer, Outbox, Spilled, Stream};
 use place::bytes::SEQUENCE_LISTS;
 use quant::act::Passes;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes of lists that a step sends before it waits for some: those of a hundred layers of 250 blocks.
@@ -37,6 +39,8 @@ pub(super) struct Attends {
     slots_used: usize,
     spans: Spans,
     pub(super) ring: Ring,
+    /// The step in work, if it is recorded.
+    tape: Option<Tape>,
     /// The CPU's part, where it has one.
     attender: Option<Attender>,
     /// Lists on their way to the device.
@@ -133,6 +137,7 @@ impl Attends {
             slots_used: 0,
             spans: Spans::new(stream, spans)?,
             ring: Ring::new(stream, transfers)?,
+            tape: None,
             attender,
             outbox: Outbox::new(device, OUTBOX_BYTES)?,
         })
@@ -175,12 +180,19 @@ impl Attends {
                     index: last.index / GROUP,
                     slot: 0,
                 });
-                let (position, at) = (attending.position, attending.at.clone());
-                attender.hand_over(stream, given.start, q, position, at, host)?;
+                let part = CpuPart {
+                    at: attending.at.clone(),
+                    spans: host.into(),
+                };
+                match &mut self.tape {
+                    None => attender.give(part, attending.position),
+                    Some(tape) => tape.note(Op::Attend(part)),
+                }
+                attender.hand_over(stream, given.start, q)?;
             }
         }
         // The CPU has its part by then, however late copies come.
-        self.ring.await_filled(stream, &slots)?;
+        self.ring.await_filled(self.tape.as_mut(), &slots)?;
         let over: Vec<Over<'_>> = spans
             .iter()
             .filter_map(|span| {
@@ -400,6 +412,53 @@ impl Attends {
             v,
             how,
         )
+    }
+
+    /// Begins to fill slots of the staging ring from `first` on, each from another host slab.
+    pub(super) fn stage(
+        &mut self,
+        from: Vec<Arc<Spilled>>,
+        at: Range<usize>,
+        first: usize,
+    ) -> Result<(), cuda::Error> {
+        self.ring.fill(self.tape.as_mut(), from, at, first)
+    }
+
+    /// Slots are filled from here on which may still be read.
+    pub(super) fn begin_batch(&mut self) -> Result<(), cuda::Error> {
+        self.ring.begin_batch(self.tape.as_mut())
+    }
+
+    /// Records what `step` gives to the stream, to the staging ring and to the CPU, instead of doing it.
+    pub(super) fn begin_recording(&mut self, stream: &Stream) -> Result<(), cuda::Error> {
+        self.tape = Some(Tape::new(stream)?);
+        Ok(())
+    }
+
+    /// What was recorded, and whether it can be done again: lists that it sends are for one time.
+    pub(super) fn end_recording(&mut self) -> Result<(Recorded, bool), cuda::Error> {
+        let tape = self.tape.take().expect("a recording was begun");
+        Ok((tape.end()?, self.outbox.is_clear()))
+    }
+
+    /// Does a recorded step for the token at a position.
+    pub(super) fn repeat(
+        &mut self,
+        stream: &Stream,
+        step: &mut Recorded,
+        position: usize,
+    ) -> Result<(), cuda::Error> {
+        for op in &mut step.0 {
+            match op {
+                Op::Work(graph) => graph.launch(stream)?,
+                Op::Ring(deed) => self.ring.execute(deed)?,
+                Op::Attend(part) => {
+                    let attender = self.attender.as_mut().expect("who was given parts");
+                    attender.give(part.clone(), position);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Says that the stream was waited for, or has failed. Returns whether the CPU gave its parts in time.

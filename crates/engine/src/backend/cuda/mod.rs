@@ -4,7 +4,8 @@
 //! A generated token takes some hundred launches, one of each of eight sequences twice a thousand. The second such step over the same blocks is
 //! recorded as a graph, the ones after it are that graph: all that differs between them lies in memory, which the graph's work reads (tokens,
 //! positions, angles). Where blocks change, every 256 tokens of a sequence, one step is done without it, and sets the lists of blocks that the
-//! graph goes on with. There is a graph for each number of sequences.
+//! graph goes on with. There is a graph for each number of sequences. With cells in host memory a step of one sequence is several graphs, between which streams wait
+//! for each other, and others whenever blocks change ([`tape`]).
 
 mod attender;
 mod attention;
@@ -12,14 +13,17 @@ mod experts;
 mod mixture;
 mod products;
 mod ring;
+mod tape;
 mod weights;
 
 use self::attention::{Attends, Given, turning};
 use self::experts::PlacedExperts;
 use self::mixture::Mixtures;
+use self::tape::Recorded;
 use self::weights::OnDevice;
 use super::{
-    Added, Attending, Backend, KvShape, LOGIT_ROWS, Placed, Step, Transfers, Turn, down_passes,
+    Added, Again, Attending, Backend, KvShape, LOGIT_ROWS, Placed, Step, Stepped, Transfers, Turn,
+    down_passes,
 };
 use crate::error::Error;
 use crate::experts::Store;
@@ -29,7 +33,7 @@ use cuda::kernel::Start;
 use cuda::ops::{Delta, Gate, Heads, Normed, Ops, Rotation as HeadRotation};
 use cuda::product::{StepRecord, Target};
 use cuda::stream::Timing;
-use cuda::{Acts, Buffer, Device, Event, Graph, Mailbox, Quantiser, Spilled, Stream};
+use cuda::{Acts, Buffer, Device, Event, Mailbox, Quantiser, Spilled, Stream};
 use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::act_block;
 use std::cell::{Cell, RefCell};
@@ -79,9 +83,11 @@ pub(crate) struct Cuda<'m> {
     generated: bool,
     /// Operations start while the ones ahead of them still run.
     start: Start,
-    /// Steps of one generated token of each of so many sequences; and of how many the lists in device memory are.
-    graphs: Vec<Option<Graph>>,
+    /// Steps of one generated token of each of so many sequences, with all cells in device memory; and of how many the lists in device memory are.
+    resident: Vec<Option<Recorded>>,
     listed: usize,
+    /// The step before, if it was one token's with cells in host memory, and was recorded.
+    spilled: Option<Recorded>,
     /// Whether what the step in work begins with is on the device already.
     is_uploaded: bool,
     timed: Option<Timed>,
@@ -149,8 +155,9 @@ impl<'m> Cuda<'m> {
             turns: pairs.map(|n| [vec![0.0; n], vec![0.0; n]]),
             generated: false,
             start: Start::Overlapped,
-            graphs: Vec::new(),
+            resident: Vec::new(),
             listed: 0,
+            spilled: None,
             is_uploaded: false,
             timed: None,
             failed: None,
@@ -242,38 +249,46 @@ impl<'m> Cuda<'m> {
     }
 
     /// Does a step of generated tokens as it is recorded, or records it.
-    fn replay(&mut self, positions: &[Range<usize>], tokens: &[u32], step: impl FnOnce(&mut Self)) {
+    fn replay(
+        &mut self,
+        positions: &[Range<usize>],
+        tokens: &[u32],
+        again: Again,
+        step: impl FnOnce(&mut Self),
+    ) {
         let n = tokens.len();
         self.run(|b| {
             if n > 1 {
                 b.upload_chunk(positions, tokens)?;
             }
-            if b.graphs.len() <= n {
-                b.graphs.resize_with(n + 1, || None);
+            if b.resident.len() <= n {
+                b.resident.resize_with(n + 1, || None);
             }
-            if b.graphs[n].is_none() {
-                let stream = b.stream.clone();
-                b.is_uploaded = n > 1;
-                b.set_recording(true);
-                let graph = stream.capture(|| {
-                    step(b);
-                    b.failed.take().map_or(Ok(()), Err)
-                });
-                b.set_recording(false);
-                b.is_uploaded = false;
-                b.graphs[n] = Some(graph?);
-            }
+            let is_spilled = again == Again::Spilled;
+            let known = if is_spilled {
+                b.spilled.take()
+            } else {
+                b.resident[n].take()
+            };
+            let (mut recorded, is_lasting) = match known {
+                Some(recorded) => (recorded, true),
+                None => b.recorded(n, step)?,
+            };
             if n == 1 {
                 b.write_step(positions[0].start, tokens[0])?;
                 b.begin_experts(positions[0].start, 1);
             }
-            let graph = b.graphs[n].as_mut().expect("just recorded");
-            if tracing::enabled!(target: "step", tracing::Level::DEBUG) {
-                let mark = || Event::new(b.stream.device(), Timing::On);
-                let marks = [mark()?, mark()?];
-                let given = Instant::now();
-                b.stream.record(&marks[0])?;
-                graph.launch(&b.stream)?;
+            let mark = || Event::new(b.stream.device(), Timing::On);
+            let is_timed = tracing::enabled!(target: "step", tracing::Level::DEBUG);
+            let marks = is_timed.then(|| Ok::<_, cuda::Error>([mark()?, mark()?]));
+            let marks = marks.transpose()?;
+            let given = Instant::now();
+            if let Some([first, _]) = &marks {
+                b.stream.record(first)?;
+            }
+            b.attends
+                .repeat(&b.stream, &mut recorded, positions[0].start)?;
+            if let Some(marks) = marks {
                 let giving = given.elapsed();
                 b.stream.record(&marks[1])?;
                 b.timed = Some(Timed {
@@ -281,12 +296,32 @@ impl<'m> Cuda<'m> {
                     given,
                     giving,
                 });
+            }
+            let recorded = is_lasting.then_some(recorded);
+            if is_spilled {
+                b.spilled = recorded;
             } else {
-                graph.launch(&b.stream)?;
+                b.resident[n] = recorded;
             }
             b.listed = n;
             b.answer_mixtures()
         });
+    }
+
+    /// Records a step of generated tokens. Says whether it can be done more than once.
+    fn recorded(
+        &mut self,
+        n: usize,
+        step: impl FnOnce(&mut Self),
+    ) -> Result<(Recorded, bool), cuda::Error> {
+        self.attends.begin_recording(&self.stream)?;
+        self.is_uploaded = n > 1;
+        self.set_recording(true);
+        step(self);
+        self.set_recording(false);
+        self.is_uploaded = false;
+        let recorded = self.attends.end_recording();
+        self.failed.take().map_or(recorded, Err)
     }
 }
 
@@ -399,7 +434,7 @@ impl Backend for Cuda<'_> {
     fn spill(&mut self, from: &Buffer<u8>, to: &mut Arc<Spilled>) {
         self.run(|b| {
             let work = || to.receive(&b.stream, from);
-            b.attends.ring.between_copies(&b.stream, work)
+            b.attends.ring.between_copies(work)
         });
     }
 
@@ -427,17 +462,17 @@ impl Backend for Cuda<'_> {
     }
 
     fn make_slots(&mut self, slots: usize, bytes: usize) -> Result<(), Error> {
-        Ok(self.attends.ring.resize(&self.stream, slots, bytes)?)
+        Ok(self.attends.ring.resize(slots, bytes)?)
     }
 
     fn begin_batch(&mut self) {
-        self.run(|b| b.attends.ring.begin_batch(&b.stream));
+        self.run(|b| b.attends.begin_batch());
     }
 
     fn stage(&mut self, from: &[&Arc<Spilled>], at: Range<usize>, first_slot: usize) {
         self.run(|b| {
-            let from: Vec<&Spilled> = from.iter().map(|slab| &***slab).collect();
-            b.attends.ring.fill(&from, at, first_slot)
+            let from = from.iter().map(|&slab| Arc::clone(slab)).collect();
+            b.attends.stage(from, at, first_slot)
         });
     }
 
@@ -466,14 +501,21 @@ impl Backend for Cuda<'_> {
         &mut self,
         positions: &[Range<usize>],
         tokens: &[u32],
-        again: bool,
+        again: Again,
         step: impl FnOnce(&mut Self),
-    ) {
+    ) -> Stepped {
         let n = tokens.len();
+        let mut stepped = Stepped::Given;
         self.generated = n == 1;
-        if again && self.listed == n {
-            self.replay(positions, tokens, step);
+        if again != Again::No && self.listed == n {
+            stepped = Stepped::Repeated;
+            let step = |b: &mut Self| {
+                stepped = Stepped::Recorded;
+                step(b);
+            };
+            self.replay(positions, tokens, again, step);
         } else {
+            self.spilled = None;
             step(self);
             self.listed = if self.failed.is_none() && self.records(n) {
                 n
@@ -482,6 +524,7 @@ impl Backend for Cuda<'_> {
             };
         }
         self.generated = false;
+        stepped
     }
 
     fn begin(&mut self, positions: &[Range<usize>], tokens: &[u32], x: &mut Buffer<f32>) {

@@ -1,13 +1,15 @@
 //! The staging ring on a device: slots that copies fill while the device computes.
 //!
 //! Copies go through a stream of their own; they have some MiB each, so that the link hardly rests between two of them. Nothing waits on the host, but on
-//! the device a batch of copies waits for all work that was given before it, and work that reads a slot for the copy that fills it. Waits are given
-//! once: a stream that waited for a copy is past all copies before it.
+//! the device a batch of copies waits for all work that was given before it, and work that reads a slot for the batch that fills it. Waits are given
+//! once: a stream that waited for a batch is past all batches before it.
 
+use super::tape::{Op, Tape};
 use crate::backend::Transfers;
 use cuda::stream::Timing;
 use cuda::{Buffer, Error, Event, Pace, Slot as Bounce, Spilled, Stream};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Pieces that are on their way through pinned memory at most.
 const BOUNCES: usize = 16;
@@ -19,9 +21,15 @@ pub(super) struct Ring {
     buffer: Option<Buffer<u8>>,
     slot_bytes: usize,
     slots: Vec<Slot>,
-    copying: Copying,
-    /// Orders the stream that copies and the one that computes, where it is needed.
+    /// What copies, and what computes.
+    copying: Stream,
+    computing: Stream,
+    /// Orders them, where it is needed.
     order: Event,
+    /// Batches that were begun; the first slot of the last one, if it goes on; and the last one that was waited for.
+    batches: u64,
+    open: Option<usize>,
+    awaited: u64,
     /// Pinned memory that what is not pinned goes through, once there is such, and whose turn it is.
     bounces: Vec<Bounce>,
     next_bounce: usize,
@@ -31,22 +39,29 @@ pub(super) struct Ring {
     pace: Option<Pace>,
 }
 
-/// The stream that copies.
-#[derive(Debug)]
-struct Copying {
-    stream: Stream,
-    /// Copies that were given to it.
-    copies: u64,
-    /// The last of them that was waited for.
-    awaited: u64,
-}
-
 #[derive(Debug)]
 struct Slot {
-    /// A copy is done that this slot is the last one of.
+    /// A batch is there that this slot is the first one of.
     filled: Event,
-    /// Which copy fills this slot, and whose event says that it is done.
+    /// Which batch fills this slot, and the first slot of that.
     by: (u64, usize),
+}
+
+/// What the two streams are given for slots.
+#[derive(Debug)]
+pub(super) enum Deed {
+    /// Slots from `first` on are filled, each from another host slab.
+    Fill {
+        from: Vec<Arc<Spilled>>,
+        at: Range<usize>,
+        first: usize,
+    },
+    /// All of a batch was given that begins with this slot.
+    Filled(usize),
+    /// What computes waits for that.
+    Await(usize),
+    /// What copies waits for all that was given to compute with, which reads what is in the slots.
+    Order,
 }
 
 impl Ring {
@@ -54,17 +69,16 @@ impl Ring {
     pub(super) fn new(stream: &Stream, transfers: &Transfers) -> Result<Self, Error> {
         let device = stream.device();
         let pace = transfers.link_gb_s.map(|gb_s| Pace::new(stream, gb_s));
-        let copying = Copying {
-            stream: device.stream()?,
-            copies: 0,
-            awaited: 0,
-        };
         Ok(Self {
             buffer: None,
             slot_bytes: 0,
             slots: Vec::new(),
-            copying,
+            copying: device.stream()?,
+            computing: stream.clone(),
             order: Event::new(device, Timing::Off)?,
+            batches: 0,
+            open: None,
+            awaited: 0,
             bounces: Vec::new(),
             next_bounce: 0,
             host_copy: transfers.host_copy,
@@ -73,15 +87,12 @@ impl Ring {
     }
 
     /// Makes `slots` slots of `bytes` each.
-    pub(super) fn resize(
-        &mut self,
-        stream: &Stream,
-        slots: usize,
-        bytes: usize,
-    ) -> Result<(), Error> {
+    pub(super) fn resize(&mut self, slots: usize, bytes: usize) -> Result<(), Error> {
+        let stream = self.computing.clone();
         let device = stream.device();
         (self.buffer, self.slot_bytes) = (None, bytes);
         self.slots.clear();
+        self.open = None;
         self.bounces.clear();
         if slots == 0 {
             return Ok(());
@@ -92,10 +103,10 @@ impl Ring {
                 by: (0, 0),
             })
         };
-        self.buffer = Some(Buffer::zeroed(stream, slots.saturating_mul(bytes))?);
+        self.buffer = Some(Buffer::zeroed(&stream, slots.saturating_mul(bytes))?);
         self.slots = (0..slots).map(slot).collect::<Result<_, Error>>()?;
         // The zeros are written before anything is copied.
-        self.begin_batch(stream)
+        self.act(None, Deed::Order)
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -111,13 +122,74 @@ impl Ring {
     /// Begins to fill slots from `first` on, each from another host slab.
     pub(super) fn fill(
         &mut self,
-        from: &[&Spilled],
+        tape: Option<&mut Tape>,
+        from: Vec<Arc<Spilled>>,
         at: Range<usize>,
         first: usize,
     ) -> Result<(), Error> {
-        let copying = &mut self.copying;
-        let slots = first..first + from.len();
-        let (stream, slot_bytes) = (&copying.stream, self.slot_bytes);
+        let begins = *self.open.get_or_insert_with(|| {
+            self.batches += 1;
+            first
+        });
+        for slot in &mut self.slots[first..first + from.len()] {
+            slot.by = (self.batches, begins);
+        }
+        self.act(tape, Deed::Fill { from, at, first })
+    }
+
+    /// What is given to compute with from here on finds slots filled.
+    pub(super) fn await_filled(
+        &mut self,
+        mut tape: Option<&mut Tape>,
+        slots: &[usize],
+    ) -> Result<(), Error> {
+        let last = slots.iter().map(|&slot| self.slots[slot].by).max();
+        if let Some((batch, begins)) = last.filter(|by| by.0 > self.awaited) {
+            if batch == self.batches {
+                self.end_batch(tape.as_deref_mut())?;
+            }
+            self.awaited = batch;
+            self.act(tape, Deed::Await(begins))?;
+        }
+        Ok(())
+    }
+
+    /// What is copied from here on waits for all that was given to compute with so far, which reads what is in the slots.
+    pub(super) fn begin_batch(&mut self, mut tape: Option<&mut Tape>) -> Result<(), Error> {
+        self.end_batch(tape.as_deref_mut())?;
+        self.act(tape, Deed::Order)
+    }
+
+    fn end_batch(&mut self, tape: Option<&mut Tape>) -> Result<(), Error> {
+        match self.open.take() {
+            Some(begins) => self.act(tape, Deed::Filled(begins)),
+            None => Ok(()),
+        }
+    }
+
+    /// Does it, or records it.
+    fn act(&mut self, tape: Option<&mut Tape>, deed: Deed) -> Result<(), Error> {
+        match tape {
+            Some(tape) => tape.cut(Op::Ring(deed)),
+            None => self.execute(&deed),
+        }
+    }
+
+    /// Does what was recorded.
+    pub(super) fn execute(&mut self, deed: &Deed) -> Result<(), Error> {
+        match deed {
+            Deed::Fill { from, at, first } => self.copy(from, at.clone(), *first),
+            Deed::Filled(slot) => self.copying.record(&self.slots[*slot].filled),
+            Deed::Await(slot) => self.computing.wait(&self.slots[*slot].filled),
+            Deed::Order => {
+                self.computing.record(&self.order)?;
+                self.copying.wait(&self.order)
+            }
+        }
+    }
+
+    fn copy(&mut self, from: &[Arc<Spilled>], at: Range<usize>, first: usize) -> Result<(), Error> {
+        let (stream, slot_bytes) = (&self.copying, self.slot_bytes);
         let buffer = self.buffer.as_mut().expect("there are slots");
         let direct = !self.host_copy && from.iter().all(|slab| slab.is_pinned());
         let bytes = at.len() * from.len();
@@ -139,46 +211,22 @@ impl Ring {
             Ok(())
         };
         match &mut self.pace {
-            None => copy()?,
-            Some(pace) => pace.copy(stream, bytes, copy)?,
+            None => copy(),
+            Some(pace) => pace.copy(stream, bytes, copy),
         }
-        copying.copies += 1;
-        let last = slots.end - 1;
-        for slot in &mut self.slots[slots] {
-            slot.by = (copying.copies, last);
-        }
-        copying.stream.record(&self.slots[last].filled)
     }
 
-    /// What is given to `stream` from here on finds slots filled.
-    pub(super) fn await_filled(&mut self, stream: &Stream, slots: &[usize]) -> Result<(), Error> {
-        let last = slots.iter().map(|&slot| self.slots[slot].by).max();
-        if let Some((copy, whose)) = last.filter(|by| by.0 > self.copying.awaited) {
-            stream.wait(&self.slots[whose].filled)?;
-            self.copying.awaited = copy;
-        }
-        Ok(())
-    }
-
-    /// What is copied from here on waits for all that was given to `stream` so far, which reads what is in the slots.
-    pub(super) fn begin_batch(&self, stream: &Stream) -> Result<(), Error> {
-        stream.record(&self.order)?;
-        self.copying.stream.wait(&self.order)
-    }
-
-    /// Does work on `stream` that writes host memory which slots are filled from: after the copies that were begun, before those that
+    /// Gives work to compute with that writes host memory which slots are filled from: after the copies that were begun, before those that
     /// are to begin.
     pub(super) fn between_copies(
         &self,
-        stream: &Stream,
         work: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let copying = &self.copying.stream;
-        copying.record(&self.order)?;
-        stream.wait(&self.order)?;
+        self.copying.record(&self.order)?;
+        self.computing.wait(&self.order)?;
         work()?;
-        stream.record(&self.order)?;
-        copying.wait(&self.order)
+        self.computing.record(&self.order)?;
+        self.copying.wait(&self.order)
     }
 }
 

@@ -49,6 +49,8 @@ pub(crate) mod flag {
     pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
     pub(crate) const HOST_PORTABLE: c_uint = 1;
     pub(crate) const CAPTURE_THREAD_LOCAL: c_uint = 1;
+    /// A mark that graphs leave for others, too.
+    pub(crate) const EVENT_RECORD_EXTERNAL: c_uint = 1;
     /// Options of the just-in-time compiler.
     pub(crate) const JIT_ERROR_LOG: c_uint = 5;
     pub(crate) const JIT_ERROR_LOG_BYTES: c_uint = 6;
@@ -157,6 +159,7 @@ driver! {
     event_create = "cuEventCreate"(*mut Handle, c_uint);
     event_destroy = "cuEventDestroy_v2"(Handle);
     event_record = "cuEventRecord"(Handle, Handle);
+    event_record_with = "cuEventRecordWithFlags"(Handle, Handle, c_uint);
     event_synchronise = "cuEventSynchronize"(Handle);
     event_query = "cuEventQuery"(Handle);
     event_elapsed = "cuEventElapsedTime"(*mut f32, Handle, Handle);

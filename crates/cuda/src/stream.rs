@@ -97,6 +97,15 @@ impl Stream {
         })
     }
 
+    /// The same, in a stream whose work is recorded: a graph marks its own work then, each time it is launched.
+    pub fn record_in_graph(&self, event: &Event) -> Result<(), Error> {
+        let driver = self.0.device.bind()?;
+        // SAFETY: both live; who launches the graph has the event still.
+        self.0.device.check("cuEventRecordWithFlags", unsafe {
+            (driver.event_record_with)(event.0.handle, self.0.handle, flag::EVENT_RECORD_EXTERNAL)
+        })
+    }
+
     /// Records the work that `give` gives to this stream, instead of doing it.
     pub fn capture(&self, give: impl FnOnce() -> Result<(), Error>) -> Result<Graph, Error> {
         let mut capture = self.begin_capture()?;

@@ -415,9 +415,14 @@ impl<B: Backend> Cache<B> {
             if store.device_room() == 0 {
                 break;
             }
-            if !store.is_on_device(id) {
-                store.fetch(backend, id)?;
+            if store.is_on_device(id) {
+                continue;
             }
+            if store.provide(backend, 1).is_err() {
+                store.stay();
+                break;
+            }
+            store.fetch(backend, id)?;
         }
         Ok(())
     }

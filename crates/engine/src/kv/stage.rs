@@ -4,7 +4,7 @@
 //! layer, so copies run ahead as far as there are slots: over the layers, and over the end of the token. A piece that is not the one
 //! expected (the tail has changed) is dropped, and the right one copied.
 //!
-//! Copies go in batches, of half of the slots where these hold much more than a layer streams: a device's two streams meet once a batch.
+//! Copies go in batches, of half of the slots or a quarter where these hold much more than a layer streams: a device's two streams meet once a batch.
 
 use super::store::{Id, Store, Version};
 use crate::backend::Backend;
@@ -216,8 +216,12 @@ impl Stage {
         let given = slots.len();
         self.returned += given;
         slots.clear();
-        // What the next layer needs is there then, and as much again.
-        let enough = (self.turn() as usize / 2).max(2 * given);
+        // What the next layer needs is there then, and as much again. Where the CPU takes a part of the tail, which is where the link has as much to do as
+        // can be done meanwhile, it must not rest: it is told of free slots sooner.
+        let turn = self.turn() as usize;
+        let shares = self.first.iter().any(|&first| first > 0);
+        let enough = if shares { turn * 3 / 4 } else { turn / 2 };
+        let enough = enough.max(2 * given);
         let coming = (0..self.returned).fold(self.oldest, |number, _| self.number_after(number));
         let ends_token = coming.is_multiple_of(self.token());
         self.is_even = false;

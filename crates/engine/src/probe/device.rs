@@ -29,8 +29,10 @@ const PASSING_BYTES: u64 = 256 << 20;
 /// Cells of all layers together that attention is measured over.
 const CELL_BYTES: usize = 512 << 20;
 
-/// The two depths of attention. Below the small one its time hardly changes, so that the line holds where it matters.
-const DEPTHS: [usize; 2] = [2048, 32_768];
+/// The depths of attention: one at which a multiprocessor has not even a block, and two that a line goes through. From the first of these on all
+/// multiprocessors have work, and what they read is more than a cache holds.
+const SMALL_DEPTH: usize = 2048;
+const DEPTHS: [usize; 2] = [16_384, 65_536];
 
 /// Part of the free memory that a measurement may take: there are up to three buffers.
 const MEMORY_PART: u64 = 8;
@@ -69,9 +71,9 @@ pub(super) struct Probe {
 /// How many figures that is.
 pub(super) fn steps(subject: &Subject, formats: usize) -> usize {
     let tiers = subject.heads.map_or(0, |heads| tiers(heads).count());
-    let kept = 2;
+    let kept = 3;
     let hand_over = usize::from(subject.heads.is_some());
-    3 + 2 * formats + 2 * tiers + hand_over + UP_BYTES.len() + 3 * OTHER_BYTES.len() + kept
+    3 + 2 * formats + 3 * tiers + hand_over + UP_BYTES.len() + 3 * OTHER_BYTES.len() + kept
 }
 
 /// Makes the driver compile what is measured below, which it remembers: that is no part of any figure's time.
@@ -273,8 +275,10 @@ impl Probe {
             clock.sample(which, |time| Ok(bench.us(time)?))
         };
         let [small, large] = DEPTHS.map(|depth| depth.min(cells.depth_max()));
+        let least_us = at(SMALL_DEPTH.min(small), "least_us")?;
         let us = [at(small, "engage_us")?, at(large, "ns_cell")?];
         (rate.ns_cell, rate.engage_us) = line([small, large], us);
+        rate.least_us = Some(least_us);
         self.device.attention.push(rate);
         Ok(())
     }
@@ -309,12 +313,13 @@ impl Probe {
         Ok(transfers)
     }
 
-    /// What link and CPU keep of their rates beside each other.
+    /// What link and CPU keep of their rates beside each other, and the device beside the link.
     pub(super) fn beside(
         &mut self,
         host: &mut host::Probe<'_>,
         clock: &mut Clock<'_>,
     ) -> Result<(), Error> {
+        self.device.kept.device = self.device_keeps(clock)?;
         if let Some((mut bench, pool)) = host.attention()? {
             let mut until = |is_done: &mut dyn FnMut() -> bool| bench.attend_until(pool, is_done);
             let names = ["link_attention", "attention"];
@@ -332,6 +337,27 @@ impl Probe {
             (self.device.kept.link_products, self.device.kept.products) = (link, cpu);
         }
         Ok(())
+    }
+
+    /// The part of its rate that the device reads its memory at while copies are written there.
+    fn device_keeps(&mut self, clock: &mut Clock<'_>) -> Result<Figure, Error> {
+        let link = self.link.as_mut().expect("made with the first figures");
+        let link_gb_s = self.device.link.to_device_pinned.last();
+        let link_gb_s = link_gb_s.map_or(1.0, |t| t.gb_s.value);
+        let mut reads = Reads::new(self.gpu.device(), READ_BYTES.min(self.room))?;
+        let which = Which {
+            path: "device.kept.device",
+            what: "reading the GPU's memory beside copies",
+            guess: self.device.kept.device,
+        };
+        let piece = PIECE_BYTES as usize;
+        Ok(clock.sample(which, |time| {
+            let third = time / 3;
+            let alone = reads.gb_s(third)?;
+            let copies = copies(2 * third, link_gb_s, piece);
+            let (_, beside) = link.beside(piece, copies, |_| reads.gb_s(third))?;
+            Ok(possible(beside? / alone))
+        })?)
     }
 
     /// The parts of their rates that link and CPU keep. `until` works until it is told that it is done, and says how much that was.

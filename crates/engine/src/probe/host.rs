@@ -310,6 +310,7 @@ pub(super) fn guessed_attention(
         shape,
         ns_cell: Figure::exact(found.ns_cell),
         engage_us: Figure::exact(found.engage_us),
+        least_us: None,
     }
 }
 

@@ -60,6 +60,8 @@ pub struct Machine<'a> {
     pub host_read_gb_s: f64,
     /// The parts that link and CPU attention keep beside each other.
     pub kept_attention: (f64, f64),
+    /// The part that the device keeps while copies are written to its memory.
+    pub kept_device: f64,
     /// The parts that link and CPU products keep beside each other.
     pub kept_products: (f64, f64),
     /// Handing a layer's work to the CPU and back.
@@ -86,6 +88,7 @@ impl<'a> Machine<'a> {
                     link_gb_s: link.min(host_read),
                     host_read_gb_s: host_read,
                     kept_attention: (kept.link_attention.value, kept.attention.value),
+                    kept_device: kept.device.value,
                     kept_products: (kept.link_products.value, kept.products.value),
                     t_sync_ms: amount(device.t_sync_us.value) / 1e3,
                     engage_ms,
@@ -105,6 +108,7 @@ impl<'a> Machine<'a> {
                     .min(host_read),
                 host_read_gb_s: host_read,
                 kept_attention: (1.0, 1.0),
+                kept_device: 1.0,
                 kept_products: (1.0, 1.0),
                 t_sync_ms: 0.0,
                 engage_ms,
@@ -294,6 +298,7 @@ impl<'a> Costs<'a> {
             cost.full_reads += bytes;
             cost.full_fast.ns_cell += fast.ns_cell;
             cost.full_fast.engage_us += fast.engage_us;
+            cost.full_fast.least_us += fast.least_us;
             cost.full_host.ns_cell += host.ns_cell;
             cost.full_host.engage_us += host.engage_us;
             if own {

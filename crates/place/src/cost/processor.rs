@@ -31,13 +31,22 @@ pub struct Processor<'a> {
     attention_part: f64,
 }
 
-/// One layer's attention for one token: `engage_us + ns_cell * cells`.
+/// One layer's attention for one token: `engage_us + ns_cell * cells`, and at least `least_us`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Attention {
     /// A cell more.
     pub ns_cell: f64,
     /// No cells.
     pub engage_us: f64,
+    /// Few cells.
+    pub least_us: f64,
+}
+
+impl Attention {
+    /// Over so many cells.
+    pub fn ms(&self, cells: f64) -> f64 {
+        (self.engage_us + self.ns_cell * cells / 1e3).max(self.least_us) / 1e3
+    }
 }
 
 impl<'a> Processor<'a> {
@@ -164,6 +173,7 @@ impl<'a> Processor<'a> {
             return Attention {
                 ns_cell: floor_ns,
                 engage_us: amount(self.operation_us),
+                least_us: 0.0,
             };
         };
         let measured = cell_bytes(Tier::new(rate.type_k, rate.type_v), rate.shape);
@@ -176,6 +186,7 @@ impl<'a> Processor<'a> {
         Attention {
             ns_cell: ns_cell.max(floor_ns),
             engage_us: amount(rate.engage_us.value),
+            least_us: rate.least_us.map_or(0.0, |least| amount(least.value)),
         }
     }
 

@@ -6,16 +6,15 @@ use super::{Costs, PIECE_BYTES, Place, TierCost};
 use crate::bytes::{BLOCK_CELLS, GROUP_BLOCKS};
 use crate::drop::{Additive, Overlapped, amount, bw_eff_gb_s, drop_of_slow_down, ms, part};
 
-/// What a layer takes more on a device in a step with cells in host memory, in its small operations: such a step is given launch by launch, not as a
-/// recorded graph. Measured on an H200 with all cells in device memory and nothing recorded: 3.3 us a layer, where a small operation takes 3.8.
-const TAIL_OPERATIONS: f64 = 0.9;
-
-/// And where the CPU has a share: two more kernels, which hand over and take back, and its result in the fold. Measured there with 1024 cells a layer, less than
-/// the device attends meanwhile: 11 us.
+/// What a layer takes more on a device where the CPU has a share, in its small operations: two more kernels, which hand over and take back, and the CPU's result in
+/// the fold. Measured on an H200 with 1024 cells a layer, less than the device attends meanwhile: 11 us, where a small operation takes 3.8.
 const SHARE_OPERATIONS: f64 = 2.9;
 
-/// A batch of copies: kernels on both sides of a wait and of a mark do not overlap. There: 2.6 us.
-const BATCH_OPERATIONS: f64 = 0.7;
+/// A batch of copies: a recorded step is cut there, and kernels on both sides do not overlap. There: 6.5 us.
+const BATCH_OPERATIONS: f64 = 1.7;
+
+/// Predictions of a token are right to about so much of it.
+const LEAST_GAIN: f64 = 0.02;
 
 /// How the cost of what is in host memory is predicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,12 +103,12 @@ struct Resident {
     state: f64,
     windowed: f64,
     full_engage: f64,
-    full_cells: f64,
+    full: f64,
 }
 
 impl Resident {
     fn attention(&self) -> f64 {
-        self.windowed + self.full_engage + self.full_cells
+        self.windowed + self.full
     }
 
     fn total(&self) -> f64 {
@@ -120,10 +119,7 @@ impl Resident {
 impl Costs<'_> {
     fn resident(&self, tier: &TierCost, depth: f64) -> Resident {
         let c = &self.common;
-        let windowed = tier.windowed.iter().map(|w| {
-            let cells_us = w.fast.ns_cell * w.cells(depth) / 1e3;
-            (w.fast.engage_us + cells_us) / 1e3
-        });
+        let windowed = tier.windowed.iter().map(|w| w.fast.ms(w.cells(depth)));
         Resident {
             weights: c.dense_fast_ms,
             experts: c.expert_fast_ms,
@@ -131,7 +127,7 @@ impl Costs<'_> {
             state: c.state_ms,
             windowed: windowed.sum(),
             full_engage: tier.full_fast.engage_us / 1e3,
-            full_cells: tier.full_fast.ns_cell * depth / 1e6,
+            full: tier.full_fast.ms(depth),
         }
     }
 
@@ -295,14 +291,7 @@ impl Costs<'_> {
     /// The overlapped model's formula for a tier at `depth`, with everything else resident.
     pub fn overlapped(&self, tier: &TierCost, depth: u64) -> Overlapped {
         let r = self.resident(tier, depth as f64);
-        self.overlapped_with(
-            tier,
-            &r,
-            depth,
-            r.total() - r.full_engage - r.full_cells,
-            0.0,
-            f64::INFINITY,
-        )
+        self.overlapped_with(tier, &r, depth, r.total() - r.full, 0.0, f64::INFINITY)
     }
 
     fn overlapped_with(
@@ -328,18 +317,20 @@ impl Costs<'_> {
             cpu_gb_s: gb_s(tier.full_host.ns_cell),
             link_kept: m.kept_attention.0,
             cpu_kept: m.kept_attention.1,
+            device_kept: m.kept_device,
             // The CPU begins with all its threads, however few the cells.
             t_sync_ms: m.t_sync_ms + tier.full_host.engage_us / 1e3 / tier.full_layers(),
             layers: tier.full_layers,
             t_other_ms,
             attention_engage_ms: r.full_engage,
+            attention_least_ms: tier.full_fast.least_us / 1e3,
             attention_gb_s: gb_s(tier.full_fast.ns_cell),
             kv_bytes: depth as f64 * read_bytes,
             copied_bytes,
             staging_bytes,
-            layer_ms: m.fast.operation_ms() * TAIL_OPERATIONS,
             share_ms: m.fast.operation_ms() * SHARE_OPERATIONS,
             batch_ms: m.fast.operation_ms() * BATCH_OPERATIONS,
+            least_gain: LEAST_GAIN,
         }
     }
 

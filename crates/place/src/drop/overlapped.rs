@@ -1,8 +1,9 @@
 //! The overlapped model: copies of the tail run ahead of use, and the CPU attends over part of it where it lies.
 //!
 //! ```text
-//! t = max( (O + D) / link + rest,  T_other + L * t_layer + engage + max( (KV - C) / device attention, C / cpu + L * t_sync ) )
-//! t_layer: what only a tail needs, more of it with a share
+//! t = max( copies + rest,  T_other + engage + batches + max( (KV - C) / device attention + L * t_share + lost,  C / cpu + L * t_sync ) )
+//! copies = (O + D) / link
+//! lost = (1 - device kept) * copies
 //! D + C = tail
 //! rest = 0 if D <= L * staging * 3/4, else max(0, T_other - L * staging / 2 / link)
 //! ```
@@ -11,12 +12,16 @@
 //! L times one. What is left of the device's attention at no cells comes before the CPU is given its part, and after it has answered. The copies are a timeline of their own (O: what else they carry), which runs ahead as far as the staging slots reach. Where
 //! these hold what a layer streams, and some more, it is attended at once, copies go on meanwhile, and the link never rests. Where they do
 //! not, a layer is attended by halves of the slots, and the other half is all that is copied while the rest of the model works. While both
-//! run, link and CPU keep only a part of their rates, because they share the host's memory.
+//! run, link and CPU keep only a part of their rates, because they share the host's memory; and the device reads its own memory slower while copies
+//! are written there.
 
 use super::{amount, bytes, drop_of_slow_down, ms, part};
 
 /// The part of the staging slots that one layer may fill and still be attended at once.
 const AT_ONCE: f64 = 0.75;
+
+/// The part of the slots that is filled anew at a time, without and with a share of the CPU.
+const BATCH: [f64; 2] = [0.5, 0.25];
 
 /// The machine and model as this model sees them. All times are of one token, over all layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,6 +34,8 @@ pub struct Overlapped {
     pub link_kept: f64,
     /// Part of its rate that CPU attention keeps while the link is busy.
     pub cpu_kept: f64,
+    /// Part of its rate that the device keeps meanwhile.
+    pub device_kept: f64,
     /// Handing one layer's work to the CPU and back, beside the device's attention at no cells, and what the CPU's takes at none.
     pub t_sync_ms: f64,
     /// Layers that can have a tail.
@@ -37,6 +44,8 @@ pub struct Overlapped {
     pub t_other_ms: f64,
     /// The device's attention of those layers at no cells.
     pub attention_engage_ms: f64,
+    /// The same over few cells: it takes no less.
+    pub attention_least_ms: f64,
     /// The device's attention in bytes of KV.
     pub attention_gb_s: f64,
     /// KV of those layers, tail included.
@@ -45,12 +54,12 @@ pub struct Overlapped {
     pub copied_bytes: f64,
     /// Staging slots for the tail.
     pub staging_bytes: f64,
-    /// What each of those layers takes more with a tail, however it is served.
-    pub layer_ms: f64,
-    /// What it takes more beside that if the CPU has a share.
+    /// What each of those layers takes more on the device if the CPU has a share.
     pub share_ms: f64,
-    /// What a batch of copies takes of the device: it begins when half of the slots can be filled anew, at the earliest once a layer.
+    /// What a batch of copies takes of the device: it begins when so many of the slots can be filled anew, at the earliest once a layer.
     pub batch_ms: f64,
+    /// A share must save this part of a token, or there is none: what a prediction is sure of.
+    pub least_gain: f64,
 }
 
 /// How a tail is served, and what a token then takes.
@@ -66,43 +75,33 @@ pub struct Split {
     pub link_binds: bool,
 }
 
-/// Rates while one of them, or both, run.
-#[derive(Clone, Copy)]
-struct Rates {
-    link: f64,
-    cpu: f64,
-}
-
 impl Overlapped {
     /// Everything resident.
     pub fn t_resident_ms(&self) -> f64 {
-        let kv = ms(self.kv_bytes, self.attention_gb_s);
         let copied = ms(self.copied_bytes, self.link_gb_s);
-        let attention = amount(self.attention_engage_ms) + kv;
+        let attention = amount(self.attention_engage_ms) + self.window_ms(amount(self.kv_bytes));
         copied.max(amount(self.t_other_ms) + attention)
     }
 
-    fn alone(&self) -> Rates {
-        Rates {
-            link: amount(self.link_gb_s),
-            cpu: amount(self.cpu_gb_s),
-        }
-    }
-
-    fn both(&self) -> Rates {
-        Rates {
-            link: amount(self.link_gb_s) * part(self.link_kept),
-            cpu: amount(self.cpu_gb_s) * part(self.cpu_kept),
-        }
-    }
-
-    /// Rates for a split: what does not run takes nothing from the other.
-    fn rates(&self, streamed: f64, cpu: f64) -> Rates {
-        if streamed + amount(self.copied_bytes) > 0.0 && cpu > 0.0 {
-            self.both()
+    /// Copies, and CPU attention, where both run, or one of them alone: what does not run takes nothing from the other.
+    fn rates(&self, both: bool) -> (f64, f64) {
+        let (link, cpu) = (amount(self.link_gb_s), amount(self.cpu_gb_s));
+        if both {
+            (link * part(self.link_kept), cpu * part(self.cpu_kept))
         } else {
-            self.alone()
+            (link, cpu)
         }
+    }
+
+    /// The part of the time of copies that the device loses by them.
+    fn lost(&self) -> f64 {
+        1.0 - part(self.device_kept)
+    }
+
+    /// The device's attention over so much KV, beside what it takes at no cells.
+    fn window_ms(&self, bytes: f64) -> f64 {
+        let beside = amount(self.attention_least_ms) - amount(self.attention_engage_ms);
+        ms(bytes, self.attention_gb_s).max(beside)
     }
 
     /// What the CPU's hand-overs take in one token.
@@ -110,29 +109,21 @@ impl Overlapped {
         amount(self.t_sync_ms) * amount(self.layers)
     }
 
-    /// What a tail costs in one token however large it is, where the CPU attends `cpu` bytes of it and `streamed` are copied.
-    fn fixed_ms(&self, streamed: f64, cpu: f64) -> f64 {
-        let share = if cpu > 0.0 {
-            amount(self.share_ms)
-        } else {
-            0.0
-        };
-        if streamed + cpu > 0.0 {
-            (amount(self.layer_ms) + share) * amount(self.layers) + self.batches_ms(streamed)
-        } else {
-            0.0
-        }
+    /// What the CPU's share costs the device in one token.
+    fn share_ms(&self) -> f64 {
+        amount(self.share_ms) * amount(self.layers)
     }
 
-    /// What the batches take that so much is copied in.
-    fn batches_ms(&self, streamed: f64) -> f64 {
-        let half = self.ahead_bytes() / 2.0;
-        let batches = if streamed > half {
-            amount(self.layers)
+    /// What the batches take that so much is copied in; one more begins with a token.
+    fn batches_ms(&self, streamed: f64, shares: bool) -> f64 {
+        let batch = self.ahead_bytes() * BATCH[usize::from(shares)];
+        let part = if streamed > batch {
+            1.0
         } else {
-            amount(self.layers) * part(streamed / half)
+            part(streamed / batch)
         };
-        // Endless halves: 0.
+        // Endless slots: one.
+        let batches = amount(self.layers) * part + f64::from(u8::from(streamed > 0.0));
         amount(self.batch_ms) * batches
     }
 
@@ -150,18 +141,18 @@ impl Overlapped {
     /// A token's time with `streamed` bytes of the tail copied and `cpu` bytes attended by the CPU.
     pub fn split(&self, streamed: f64, cpu: f64) -> Split {
         let (streamed, cpu) = (amount(streamed), amount(cpu));
-        let rates = self.rates(streamed, cpu);
-        let copies = ms(amount(self.copied_bytes) + streamed, rates.link);
-        let on_device = amount(self.kv_bytes) - cpu;
-        let window = ms(on_device, self.attention_gb_s);
-        let rest = self.rest_ms(streamed, rates.link);
-        let host = if cpu > 0.0 {
-            ms(cpu, rates.cpu) + self.sync_ms()
+        let copied = amount(self.copied_bytes) + streamed;
+        let shares = cpu > 0.0;
+        let (link, cpu_gb_s) = self.rates(shares && copied > 0.0);
+        let copies = ms(copied, link);
+        let rest = self.rest_ms(streamed, link);
+        let window = self.window_ms(amount(self.kv_bytes) - cpu) + self.lost() * copies;
+        let attention = if shares {
+            (window + self.share_ms()).max(ms(cpu, cpu_gb_s) + self.sync_ms())
         } else {
-            0.0
+            window
         };
-        let fixed = self.fixed_ms(streamed, cpu);
-        let compute = self.beside_cells_ms() + fixed + window.max(host);
+        let compute = self.beside_cells_ms() + self.batches_ms(streamed, shares) + attention;
         Split {
             streamed_bytes: streamed,
             cpu_bytes: cpu,
@@ -180,10 +171,11 @@ impl Overlapped {
         }
     }
 
-    /// The split of a tail that makes a token fastest; the one with least work for the CPU among equals.
+    /// The split of a tail that makes a token fastest; the one with least work for the CPU among equals, and none if that is nearly as fast.
     pub fn best_split(&self, tail_bytes: f64) -> Split {
         let tail = amount(tail_bytes).min(amount(self.kv_bytes));
-        let mut best = self.split(tail, 0.0);
+        let none = self.split(tail, 0.0);
+        let mut best = none;
         let mut consider = |cpu: f64| {
             // NaN (endless rates against each other) is no candidate.
             if cpu > 0.0 {
@@ -195,24 +187,32 @@ impl Overlapped {
             }
         };
         consider(tail);
-        // Otherwise the best is where a line that falls as the CPU takes more meets the one that rises: the CPU's own.
-        let Rates { link, cpu } = self.both();
-        let (link, cpu) = (link * 1e6, cpu * 1e6);
-        let device = amount(self.attention_gb_s) * 1e6;
-        let other = self.beside_cells_ms() + self.fixed_ms(0.0, 1.0);
-        let sync = self.sync_ms();
+        // Otherwise the best is where a line that falls as the CPU takes more meets the one that rises, the CPU's. Lines: milliseconds at no bytes, and a
+        // byte more.
+        let each = |gb_s: f64| 1.0 / (gb_s * 1e6);
+        let (link_gb_s, cpu_gb_s) = self.rates(true);
+        let (link, device) = (each(link_gb_s), each(amount(self.attention_gb_s)));
         let copied = amount(self.copied_bytes) + tail;
-        // (copied - C) / link = other + sync + C / cpu
-        consider((copied / link - other - sync) / (1.0 / link + 1.0 / cpu));
+        let beside = self.beside_cells_ms();
+        let host = (beside + self.sync_ms(), each(cpu_gb_s));
+        let copies = (copied * link, -link);
         // The same, where the link rests.
-        let rest = self.rest_ms(f64::INFINITY, self.both().link);
-        consider((copied / link + rest - other - sync) / (1.0 / link + 1.0 / cpu));
+        let rest = self.rest_ms(f64::INFINITY, link_gb_s);
+        let resting = (copies.0 + rest, copies.1);
+        let window = (
+            beside + self.share_ms() + amount(self.kv_bytes) * device + self.lost() * copied * link,
+            -device - self.lost() * link,
+        );
+        for falling in [copies, resting, window] {
+            consider((falling.0 - host.0) / (host.1 - falling.1));
+        }
         // As much as leaves what the slots hold, whatever is lost to rounding.
         consider((tail - self.ahead_bytes() * AT_ONCE) * (1.0 + 1e-9));
-        // (kv - C) / device = sync + C / cpu
-        let window = amount(self.kv_bytes) / device;
-        consider((window - sync) / (1.0 / device + 1.0 / cpu));
-        best
+        if best.t_ms < none.t_ms * (1.0 - amount(self.least_gain)) {
+            best
+        } else {
+            none
+        }
     }
 
     /// The share of tokens a second that a tail costs, against everything resident; 0 if it costs nothing.
@@ -225,43 +225,47 @@ impl Overlapped {
     /// `T*`: the largest tail with `t <= t_resident / (1 - target)`, at most all KV of the layers that can have one.
     ///
     /// In that time the link carries what it can, and the CPU attends over what it can beside the other layers' work; the
-    /// device has less to attend over then than with everything resident, so it never binds.
+    /// device has less to attend over then than with everything resident, so it does not bind but by what any tail costs.
     pub fn t_star_bytes(&self, target: f64) -> f64 {
         let resident = self.t_resident_ms();
         let limit = resident / (1.0 - part(target));
         let left = limit - self.beside_cells_ms();
-        // What any tail costs must be allowed.
-        let allowed = |fixed_ms: f64| fixed_ms <= limit - resident;
-        let (fixed, fixed_shared) = (self.fixed_ms(1.0, 0.0), self.fixed_ms(0.0, 1.0));
-        let streamed = |rates: Rates| {
-            let until = |ms: f64| amount(bytes(ms, rates.link) - amount(self.copied_bytes));
-            let (slots, rest) = (self.ahead_bytes(), self.rest_ms(f64::INFINITY, rates.link));
-            if allowed(fixed) {
-                until(limit).min(slots * AT_ONCE).max(until(limit - rest))
+        let copied = amount(self.copied_bytes);
+        // What a tail costs the device must be allowed.
+        let allowed_ms = limit - resident;
+        let streamed = |shares: bool| {
+            let (link, _) = self.rates(shares);
+            let share = if shares { self.share_ms() } else { 0.0 };
+            let fixed = share + self.batches_ms(1.0, shares);
+            if fixed > allowed_ms {
+                return 0.0;
+            }
+            let until = |ms: f64| amount(bytes(ms, link) - copied);
+            let (slots, rest) = (self.ahead_bytes(), self.rest_ms(f64::INFINITY, link));
+            let most = until(limit).min(slots * AT_ONCE).max(until(limit - rest));
+            if self.lost() > 0.0 {
+                most.min(bytes((allowed_ms - fixed) / self.lost(), link))
+            } else {
+                most
+            }
+        };
+        let attended = |both: bool| {
+            let (_, cpu) = self.rates(both);
+            if self.share_ms() <= allowed_ms {
+                bytes(left - self.sync_ms(), cpu)
             } else {
                 0.0
             }
         };
-        let attended = |rates: Rates| {
-            if allowed(fixed_shared) {
-                bytes(left - fixed_shared - self.sync_ms(), rates.cpu)
-            } else {
-                0.0
-            }
-        };
-        let alone = if amount(self.copied_bytes) > 0.0 {
-            0.0
-        } else {
-            attended(self.alone())
-        };
+        let alone = if copied > 0.0 { 0.0 } else { attended(false) };
         // What else is copied must be in time beside the CPU too.
-        let in_time = bytes(limit, self.both().link) >= amount(self.copied_bytes);
+        let in_time = bytes(limit, self.rates(true).0) >= copied;
         let both = if in_time {
-            streamed(self.both()) + attended(self.both())
+            streamed(true) + attended(true)
         } else {
             0.0
         };
-        let most = streamed(self.alone()).max(alone).max(both);
+        let most = streamed(false).max(alone).max(both);
         amount(most).min(amount(self.kv_bytes))
     }
 }

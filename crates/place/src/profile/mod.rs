@@ -189,7 +189,7 @@ pub struct HeadShape {
     pub head_v: u64,
 }
 
-/// Attention of one token over the cells of one layer: `engage_us + ns_cell * cells`.
+/// Attention of one token over the cells of one layer: `engage_us + ns_cell * cells`, and at least `least_us`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionRate {
@@ -203,6 +203,9 @@ pub struct AttentionRate {
     pub ns_cell: Figure,
     /// What is left at no cells: fork and join, softmax, merge.
     pub engage_us: Figure,
+    /// What it takes over few cells: a device's multiprocessors have a block each then, or none. `None`: what the line says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub least_us: Option<Figure>,
 }
 
 /// The attention microbenchmark: one token over 8192 cells, then over 256. What is `None` is derived from
@@ -323,6 +326,13 @@ pub struct Kept {
     pub link_products: Figure,
     /// CPU products, while the link is busy.
     pub products: Figure,
+    /// The device, reading its own memory, while the link is busy.
+    #[serde(default = "all_of_it")]
+    pub device: Figure,
+}
+
+fn all_of_it() -> Figure {
+    Figure::exact(1.0)
 }
 
 impl Profile {

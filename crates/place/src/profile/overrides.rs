@@ -148,6 +148,11 @@ pub static OVERRIDES: &[Override] = &[
         "part of its rate that CPU attention keeps beside the link",
     ),
     term(
+        "device_kept",
+        &["device.kept.device"],
+        "part of its rate that the device keeps while the link is busy",
+    ),
+    term(
         "link_kept_products",
         &["device.kept.link_products"],
         "part of its rate that the link keeps beside CPU products",

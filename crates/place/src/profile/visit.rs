@@ -303,6 +303,9 @@ fn visit_attention(of: &str, rates: &mut [AttentionRate], f: Visitor<'_>) {
         let path = |field: &str| format!("{of}.attention[{name}].{field}");
         f(&path("ns_cell"), &mut rate.ns_cell, Unit::NsCell);
         f(&path("engage_us"), &mut rate.engage_us, Unit::Us);
+        if let Some(least) = &mut rate.least_us {
+            f(&path("least_us"), least, Unit::Us);
+        }
     }
 }
 
@@ -343,11 +346,13 @@ fn visit_device(device: &mut Device, f: Visitor<'_>) {
         attention: cpu_attention,
         link_products,
         products: cpu_products,
+        device: device_reads,
     } = kept;
     f("device.kept.link_attention", link_attention, Unit::Part);
     f("device.kept.attention", cpu_attention, Unit::Part);
     f("device.kept.link_products", link_products, Unit::Part);
     f("device.kept.products", cpu_products, Unit::Part);
+    f("device.kept.device", device_reads, Unit::Part);
     for product in products {
         let DeviceProduct {
             format,

@@ -1,5 +1,7 @@
 //! `probe`: what this machine can do, measured.
 
+use std::fmt::Write as _;
+
 use anyhow::Result;
 use clap::Args;
 use engine::probe::{self, Formats, Reuse, Settings, Subject};
@@ -162,12 +164,16 @@ fn attention_text(rates: &[AttentionRate]) -> String {
         &"ATTENTION, K/V",
         &"NS A CELL AND LAYER",
         &"US A LAYER BESIDE",
+        &"AT LEAST",
     ])];
     attention.extend(rates.iter().map(|a| {
         let types = format!("{}/{}", a.type_k, a.type_v);
-        row(&[&types, &a.ns_cell, &a.engage_us])
+        let least = a
+            .least_us
+            .map_or_else(|| "-".to_owned(), |us| us.to_string());
+        row(&[&types, &a.ns_cell, &a.engage_us, &least])
     }));
-    format!("\n{}", table(&attention, &[1, 2]))
+    format!("\n{}", table(&attention, &[1, 2, 3]))
 }
 
 fn device_text(device: &Device) -> String {
@@ -206,6 +212,11 @@ fn device_text(device: &Device) -> String {
     ];
     text.push('\n');
     text += &table(&beside, &[1, 2]);
+    let _ = writeln!(
+        text,
+        "\nthe device keeps {} of its memory's rate while copies come",
+        kept.device
+    );
     text
 }
 

@@ -186,7 +186,7 @@ impl Attends {
                 };
                 match &mut self.tape {
                     None => attender.give(part, attending.position),
-                    Some(tape) => tape.note(Op::Attend(part)),
+                    Some(tape) => tape.before(Op::Attend(part)),
                 }
                 attender.hand_over(stream, given.start, q)?;
             }

@@ -26,9 +26,11 @@ pub(super) struct Ring {
     computing: Stream,
     /// Orders them, where it is needed.
     order: Event,
-    /// Batches that were begun; the first slot of the last one, if it goes on; and the last one that was waited for.
+    /// Batches that were begun; the first slot of the last one, if it goes on; whether the next one waits for what computes; and the last one that was
+    /// waited for.
     batches: u64,
     open: Option<usize>,
+    is_read: bool,
     awaited: u64,
     /// Pinned memory that what is not pinned goes through, once there is such, and whose turn it is.
     bounces: Vec<Bounce>,
@@ -41,7 +43,8 @@ pub(super) struct Ring {
 
 #[derive(Debug)]
 struct Slot {
-    /// A batch is there that this slot is the first one of.
+    /// Nobody reads what a batch replaces any more that this slot is the first one of, and it is there.
+    free: Event,
     filled: Event,
     /// Which batch fills this slot, and the first slot of that.
     by: (u64, usize),
@@ -60,8 +63,8 @@ pub(super) enum Deed {
     Filled(usize),
     /// What computes waits for that.
     Await(usize),
-    /// What copies waits for all that was given to compute with, which reads what is in the slots.
-    Order,
+    /// What copies waits until nobody reads any more what the batch replaces that begins with this slot.
+    Follow(usize),
 }
 
 impl Ring {
@@ -78,6 +81,7 @@ impl Ring {
             order: Event::new(device, Timing::Off)?,
             batches: 0,
             open: None,
+            is_read: false,
             awaited: 0,
             bounces: Vec::new(),
             next_bounce: 0,
@@ -99,6 +103,7 @@ impl Ring {
         }
         let slot = |_| {
             Ok(Slot {
+                free: Event::new(device, Timing::Off)?,
                 filled: Event::new(device, Timing::Off)?,
                 by: (0, 0),
             })
@@ -106,7 +111,7 @@ impl Ring {
         self.buffer = Some(Buffer::zeroed(&stream, slots.saturating_mul(bytes))?);
         self.slots = (0..slots).map(slot).collect::<Result<_, Error>>()?;
         // The zeros are written before anything is copied.
-        self.act(None, Deed::Order)
+        self.begin_batch(None)
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -127,10 +132,17 @@ impl Ring {
         at: Range<usize>,
         first: usize,
     ) -> Result<(), Error> {
-        let begins = *self.open.get_or_insert_with(|| {
+        let mut tape = tape;
+        let begins = if let Some(begins) = self.open {
+            begins
+        } else {
             self.batches += 1;
+            self.open = Some(first);
+            if std::mem::take(&mut self.is_read) {
+                self.mark_free(tape.as_deref_mut(), first)?;
+            }
             first
-        });
+        };
         for slot in &mut self.slots[first..first + from.len()] {
             slot.by = (self.batches, begins);
         }
@@ -154,10 +166,20 @@ impl Ring {
         Ok(())
     }
 
-    /// What is copied from here on waits for all that was given to compute with so far, which reads what is in the slots.
-    pub(super) fn begin_batch(&mut self, mut tape: Option<&mut Tape>) -> Result<(), Error> {
-        self.end_batch(tape.as_deref_mut())?;
-        self.act(tape, Deed::Order)
+    /// A new batch begins, which waits for all that was given to compute with until then, for that reads what is in the slots.
+    pub(super) fn begin_batch(&mut self, tape: Option<&mut Tape>) -> Result<(), Error> {
+        self.is_read = true;
+        self.end_batch(tape)
+    }
+
+    /// What is copied to a batch of slots, which begins with `slot`, waits for all that was given to compute with so far.
+    fn mark_free(&mut self, tape: Option<&mut Tape>, slot: usize) -> Result<(), Error> {
+        let free = &self.slots[slot].free;
+        match &tape {
+            Some(tape) => tape.stream().record_in_graph(free)?,
+            None => self.computing.record(free)?,
+        }
+        self.act(tape, Deed::Follow(slot))
     }
 
     fn end_batch(&mut self, tape: Option<&mut Tape>) -> Result<(), Error> {
@@ -169,10 +191,16 @@ impl Ring {
 
     /// Does it, or records it.
     fn act(&mut self, tape: Option<&mut Tape>, deed: Deed) -> Result<(), Error> {
-        match tape {
-            Some(tape) => tape.cut(Op::Ring(deed)),
-            None => self.execute(&deed),
+        let Some(tape) = tape else {
+            return self.execute(&deed);
+        };
+        let is_waiting = matches!(deed, Deed::Await(_));
+        let op = Op::Ring(deed);
+        if is_waiting {
+            return tape.cut(op);
         }
+        tape.behind(op);
+        Ok(())
     }
 
     /// Does what was recorded.
@@ -181,10 +209,7 @@ impl Ring {
             Deed::Fill { from, at, first } => self.copy(from, at.clone(), *first),
             Deed::Filled(slot) => self.copying.record(&self.slots[*slot].filled),
             Deed::Await(slot) => self.computing.wait(&self.slots[*slot].filled),
-            Deed::Order => {
-                self.computing.record(&self.order)?;
-                self.copying.wait(&self.order)
-            }
+            Deed::Follow(slot) => self.copying.wait(&self.slots[*slot].free),
         }
     }
 

@@ -25,6 +25,8 @@ pub(super) struct Tape {
     stream: Stream,
     capture: Option<Capture>,
     ops: Vec<Op>,
+    /// What comes behind the work that is being recorded.
+    behind: Vec<Op>,
 }
 
 impl Tape {
@@ -34,6 +36,7 @@ impl Tape {
             stream: stream.clone(),
             capture: Some(stream.begin_capture()?),
             ops: Vec::new(),
+            behind: Vec::new(),
         })
     }
 
@@ -46,8 +49,18 @@ impl Tape {
     }
 
     /// Records what comes before the stream's work since the last cut, or beside it.
-    pub(super) fn note(&mut self, op: Op) {
+    pub(super) fn before(&mut self, op: Op) {
         self.ops.push(op);
+    }
+
+    /// Records what comes after it, and before the next cut.
+    pub(super) fn behind(&mut self, op: Op) {
+        self.behind.push(op);
+    }
+
+    /// The stream.
+    pub(super) fn stream(&self) -> &Stream {
+        &self.stream
     }
 
     pub(super) fn end(mut self) -> Result<Recorded, Error> {
@@ -58,6 +71,7 @@ impl Tape {
     fn end_work(&mut self) -> Result<(), Error> {
         if let Some(capture) = self.capture.take() {
             self.ops.extend(capture.end()?.map(Op::Work));
+            self.ops.append(&mut self.behind);
         }
         Ok(())
     }

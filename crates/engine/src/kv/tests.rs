@@ -513,6 +513,57 @@ fn a_full_tail_and_a_small_window_are_errors() {
 }
 
 #[test]
+fn steps_that_stream_what_the_step_before_streamed_are_told_of() {
+    use crate::backend::Again::{No, Resident, Spilled};
+    let model = model();
+    let again = |world: &mut World<'_>| {
+        world.append(1, true);
+        world.cache.again()
+    };
+    for (staging_slots, kv_share) in [(1, 0.0), (2, 0.0), (5, 0.0), (40, 0.0), (4, 0.5), (4, 1.0)] {
+        let placing = Placing {
+            window_blocks: Some(3),
+            tail_blocks: 1000,
+            staging_slots,
+            kv_share,
+            gating: Gating::Off,
+        };
+        let mut world = World::new(&model, placing, None);
+        for _ in 0..7 {
+            world.append(CELLS, false);
+        }
+        let mut next = || again(&mut world);
+        // A block is begun, and one goes to host memory; then nothing changes.
+        assert_eq!(
+            [next(), next(), next(), next()],
+            [No, Spilled, Spilled, Spilled]
+        );
+        world.cache.set_share(1.0 - kv_share);
+        let mut next = || again(&mut world);
+        let changes = kv_share != 0.5;
+        let first = if changes { No } else { Spilled };
+        assert_eq!([next(), next()], [first, Spilled]);
+        // What was copied ahead is of no use, or is what is there.
+        world
+            .cache
+            .place(
+                &mut world.backend,
+                &Placing {
+                    staging_slots: 1,
+                    ..placing
+                },
+            )
+            .unwrap();
+        let mut next = || again(&mut world);
+        assert_eq!([next(), next()], [No, Spilled]);
+    }
+    let mut world = World::new(&model, Placing::RESIDENT, None);
+    world.append(CELLS, false);
+    let mut next = || again(&mut world);
+    assert_eq!([next(), next(), next()], [No, Resident, Resident]);
+}
+
+#[test]
 fn where_memory_is_gone_cells_go_to_host_memory() {
     let model = model();
     let placing = Placing {

@@ -220,6 +220,7 @@ fn a_share_that_saves_next_to_nothing_is_not_taken() {
 fn copies_slow_the_device_while_they_come() {
     let model = Overlapped {
         device_kept: 0.9,
+        cpu_gb_s: 0.0,
         ..round()
     };
     // 10 ms of copies beside 21 ms of everything else.

@@ -195,6 +195,13 @@ impl Pool {
         self.workers.len() + 1
     }
 
+    /// The chunk that the thread whose share `chunk` is in takes after it, if there is one in its share.
+    pub fn after(&self, chunk: usize, chunks: usize) -> Option<usize> {
+        let owner = chunk * self.threads() / chunks.max(1);
+        let (_, end) = share(owner, chunks, self.threads());
+        (chunk + 1 < end).then_some(chunk + 1)
+    }
+
     /// Calls `f(0)`, ..., `f(chunks - 1)`, each once, on any thread, and returns when all have ended.
     ///
     /// A panic in a chunk is raised again here after the join; the pool can be used afterwards. `f` must not itself
@@ -282,6 +289,12 @@ fn stop(state: &State, workers: Vec<JoinHandle<()>>) {
     }
 }
 
+/// A thread's share of chunks: its first, and the one after its last.
+fn share(thread: usize, chunks: usize, threads: usize) -> (usize, usize) {
+    let first = |thread: usize| (thread * chunks).div_ceil(threads);
+    (first(thread), first(thread + 1))
+}
+
 /// Calls the erased function. `data` must point to an `F` that lives until the call returns.
 unsafe fn call<F: Fn(usize) + Sync>(data: *const (), chunk: usize) {
     // SAFETY: the caller's promise.
@@ -336,8 +349,7 @@ impl State {
 
     /// Claims one of the chunks that are `owner`'s share of the job.
     fn claim(&self, owner: usize, job: Ticket) -> Option<usize> {
-        let first = |owner: usize| (owner * job.chunk()).div_ceil(self.claimed.len());
-        let (first, end) = (first(owner), first(owner + 1));
+        let (first, end) = share(owner, job.chunk(), self.claimed.len());
         let word = &self.claimed[owner].0;
         let mut seen = Ticket(word.load(Ordering::Relaxed));
         loop {
@@ -467,6 +479,19 @@ pub fn default_threads() -> usize {
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicU32;
+
+    #[test]
+    fn a_thread_takes_one_chunk_of_its_share_after_the_other() {
+        let pool = Pool::new(3, Pinning::Free).unwrap();
+        // Shares of 8 chunks: 0, 1, 2; 3, 4, 5; 6, 7.
+        let after: Vec<_> = (0..8).map(|chunk| pool.after(chunk, 8)).collect();
+        let some = |chunk| (chunk < 8 && chunk != 3 && chunk != 6).then_some(chunk);
+        assert_eq!(after, (1..9).map(some).collect::<Vec<_>>());
+        assert_eq!(
+            [pool.after(0, 1), pool.after(1, 2), pool.after(0, 0)],
+            [None; 3]
+        );
+    }
 
     #[test]
     fn every_chunk_runs_once() {

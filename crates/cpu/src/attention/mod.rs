@@ -355,9 +355,7 @@ fn attend_to(
         let rows = rows(0, head);
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.prepare(&rows, q);
-            // Threads of equal speed take items by turns.
-            let later = item + threads;
-            let next = (later < items).then(|| Next {
+            let next = pool.after(item, items).map(|later| Next {
                 span: spans[part(later / shape.heads).start],
                 head: later % shape.heads,
             });

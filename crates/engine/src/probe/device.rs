@@ -351,13 +351,13 @@ impl Probe {
             guess: self.device.kept.device,
         };
         let piece = PIECE_BYTES as usize;
-        Ok(clock.sample(which, |time| {
+        clock.sample(which, |time| {
             let third = time / 3;
             let alone = reads.gb_s(third)?;
             let copies = copies(2 * third, link_gb_s, piece);
             let (_, beside) = link.beside(piece, copies, |_| reads.gb_s(third))?;
             Ok(possible(beside? / alone))
-        })?)
+        })
     }
 
     /// The parts of their rates that link and CPU keep. `until` works until it is told that it is done, and says how much that was.

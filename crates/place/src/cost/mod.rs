@@ -83,7 +83,7 @@ impl<'a> Machine<'a> {
                 let kept = &device.kept;
                 Self {
                     place,
-                    host: cpu,
+                    host: cpu.beside_a_device(threads),
                     fast: Processor::device(device),
                     link_gb_s: link.min(host_read),
                     host_read_gb_s: host_read,

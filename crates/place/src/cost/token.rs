@@ -13,6 +13,9 @@ const SHARE_OPERATIONS: f64 = 2.9;
 /// A batch of copies: a recorded step is cut there, and kernels on both sides do not overlap. There: 6.5 us.
 const BATCH_OPERATIONS: f64 = 1.7;
 
+/// What copies and the CPU lose by waiting for each other where both take as long, of a token. There, as f16 at 16352 to 131040 cells says.
+const WAITING: f64 = 0.05;
+
 /// Predictions of a token are right to about so much of it.
 const LEAST_GAIN: f64 = 0.02;
 
@@ -330,6 +333,7 @@ impl Costs<'_> {
             staging_bytes,
             share_ms: m.fast.operation_ms() * SHARE_OPERATIONS,
             batch_ms: m.fast.operation_ms() * BATCH_OPERATIONS,
+            waiting: WAITING,
             least_gain: LEAST_GAIN,
         }
     }

@@ -4,6 +4,7 @@
 //! t = max( copies + rest,  T_other + engage + batches + max( (KV - C) / device attention + L * t_share + lost,  C / cpu + L * t_sync ) )
 //! copies = (O + D) / link
 //! lost = (1 - device kept) * copies
+//! with a share t is longer by waiting * (the shorter of the two / the longer)^8
 //! D + C = tail
 //! rest = 0 if D <= L * staging * 3/4, else max(0, T_other - L * staging / 2 / link)
 //! ```
@@ -19,6 +20,9 @@ use super::{amount, bytes, drop_of_slow_down, ms, part};
 
 /// The part of the staging slots that one layer may fill and still be attended at once.
 const AT_ONCE: f64 = 0.75;
+
+/// How much less waiting there is where one takes longer than the other: the power of their ratio.
+const ALIKE: i32 = 8;
 
 /// The part of the slots that is filled anew at a time, without and with a share of the CPU.
 const BATCH: [f64; 2] = [0.5, 0.25];
@@ -58,6 +62,8 @@ pub struct Overlapped {
     pub share_ms: f64,
     /// What a batch of copies takes of the device: it begins when so many of the slots can be filled anew, at the earliest once a layer.
     pub batch_ms: f64,
+    /// Copies and the CPU wait for each other, batch by batch: where both take as long, a token takes this part longer than either.
+    pub waiting: f64,
     /// A share must save this part of a token, or there is none: what a prediction is sure of.
     pub least_gain: f64,
 }
@@ -153,10 +159,16 @@ impl Overlapped {
             window
         };
         let compute = self.beside_cells_ms() + self.batches_ms(streamed, shares) + attention;
+        let (shorter, longer) = (compute.min(copies + rest), compute.max(copies + rest));
+        let waiting = if shares && shorter > 0.0 && longer.is_finite() {
+            amount(self.waiting) * (shorter / longer).powi(ALIKE)
+        } else {
+            0.0
+        };
         Split {
             streamed_bytes: streamed,
             cpu_bytes: cpu,
-            t_ms: (copies + rest).max(compute),
+            t_ms: longer * (1.0 + waiting),
             link_binds: copies + rest > compute,
         }
     }

@@ -119,6 +119,7 @@ fn round() -> Overlapped {
         staging_bytes: f64::INFINITY,
         share_ms: 0.0,
         batch_ms: 0.0,
+        waiting: 0.0,
         least_gain: 0.0,
     }
 }
@@ -217,6 +218,20 @@ fn a_share_that_saves_next_to_nothing_is_not_taken() {
 }
 
 #[test]
+fn copies_and_the_cpu_wait_for_each_other() {
+    let model = Overlapped {
+        kv_bytes: 4e9,
+        waiting: 0.05,
+        ..round()
+    };
+    // 25 ms each: (1.25 GB streamed, 0.4 GB by the CPU).
+    assert!((model.split(1.25e9, 0.4e9).t_ms - 25.0 * 1.05).abs() < 1e-9);
+    // Hardly where one has much less to do, and not without a share.
+    assert!((model.split(2.5e9, 0.4e9).t_ms - 50.0).abs() < 0.02);
+    assert!((model.split(1.25e9, 0.0).t_ms - 25.0).abs() < 1e-9);
+}
+
+#[test]
 fn copies_slow_the_device_while_they_come() {
     let model = Overlapped {
         device_kept: 0.9,
@@ -241,6 +256,7 @@ fn few_staging_slots_make_layers_wait() {
         staging_bytes: 16e6,
         share_ms: 0.0,
         batch_ms: 0.0,
+        waiting: 0.0,
         least_gain: 0.0,
         ..all
     };
@@ -280,6 +296,7 @@ fn the_published_machine_is_not_as_slow_as_the_additive_model_says() {
         staging_bytes: f64::INFINITY,
         share_ms: 0.0,
         batch_ms: 0.0,
+        waiting: 0.0,
         least_gain: 0.0,
     };
     assert!((overlapped.t_resident_ms() - resident).abs() < 0.1);
@@ -320,6 +337,7 @@ prop_compose! {
             staging_bytes: n[11],
             share_ms: 0.0,
             batch_ms: 0.0,
+            waiting: 0.0,
             least_gain: 0.0,
         }
     }
@@ -354,6 +372,7 @@ prop_compose! {
             staging_bytes: staging,
             share_ms: 0.0,
             batch_ms: 0.0,
+            waiting: 0.0,
             least_gain: 0.0,
         }
     }

@@ -11,6 +11,7 @@
 )]
 
 use super::gemv256::{Blocks, Out, ahead, bias, codes, group, groups_a_sum, halves, scales};
+use super::sets::{Set, Sets};
 use super::unpacked::CHUNK32;
 use crate::acts::{ActsView, FEW};
 use crate::mem::Shared;
@@ -25,52 +26,6 @@ const SETS: usize = 8;
 
 /// What a set's products with a tile sum up to: `[half][token]`, 8 rows a register.
 type Sums<T> = [[T; FEW]; 2];
-
-/// The activations of all tokens.
-struct Sets<'a> {
-    q: &'a [[[i8; 32]; FEW]],
-    d: &'a [[f32; FEW]],
-    ds: &'a [[f32; FEW]],
-    sum: &'a [[i32; FEW]],
-    blocks: usize,
-    /// Sets of a tile of tokens, of which there is a power of two.
-    of_tile_log2: u32,
-}
-
-/// A block of a set.
-struct Set<'a> {
-    q: &'a [[i8; 32]; FEW],
-    d: &'a [f32; FEW],
-    ds: &'a [f32; FEW],
-    sum: &'a [i32; FEW],
-}
-
-impl<'a> Sets<'a> {
-    fn new(acts: &'a ActsView<'_>) -> Self {
-        assert!(acts.height().is_multiple_of(FEW), "tiles of whole sets");
-        Self {
-            q: acts.q.as_chunks().0.as_chunks().0,
-            d: acts.d.as_chunks().0,
-            ds: acts.ds.as_chunks().0,
-            sum: acts.sum32.as_chunks().0,
-            blocks: acts.blocks(),
-            of_tile_log2: (acts.height() / FEW).ilog2(),
-        }
-    }
-
-    #[inline(always)]
-    fn block(&self, set: usize, b: usize) -> Set<'a> {
-        let tile = set >> self.of_tile_log2;
-        let row = set - (tile << self.of_tile_log2);
-        let at = ((tile * self.blocks + b) << self.of_tile_log2) + row;
-        Set {
-            q: &self.q[at],
-            d: &self.d[at],
-            ds: &self.ds[at],
-            sum: &self.sum[at],
-        }
-    }
-}
 
 /// A tile's block, in `R` registers a half.
 struct Weights<const R: usize> {

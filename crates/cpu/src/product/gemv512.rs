@@ -5,8 +5,9 @@
 
 use super::avx512::{Out, dot_pair, group, load, load_f32, load_i8};
 use super::gemv256::Bases;
+use super::sets::{Set, Sets};
 use super::unpacked::TileBlocks;
-use crate::acts::{ActsView, FEW};
+use crate::acts::{ActsView, FEW, LONE};
 use crate::mem::Shared;
 use crate::simd::array;
 use gguf::TensorType;
@@ -19,19 +20,6 @@ use std::ops::Range;
 /// Up to this many tokens are computed here: sums and codes of more do not fit 32 registers.
 pub(super) const TOKENS_MAX: usize = 2 * FEW;
 
-/// Calls `$f::<U, N>` with N the number of tokens, or of tokens and those that fill their tiles up.
-macro_rules! tokens {
-    ($f:ident::<$u:ident>, $acts:ident, $args:tt) => {
-        match $acts.tokens() {
-            1 => $f::<$u, 1> $args,
-            2 => $f::<$u, 2> $args,
-            3 => $f::<$u, 3> $args,
-            FEW => $f::<$u, FEW> $args,
-            _ => $f::<$u, TOKENS_MAX> $args,
-        }
-    };
-}
-
 /// Tiles of a `Block32` format.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn tiles32<U: Unpack32>(
@@ -40,7 +28,13 @@ pub(super) fn tiles32<U: Unpack32>(
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
-    tokens!(tiles32_of::<U>, acts, (w, acts, tiles, out))
+    match acts.tokens() {
+        1 => tiles32_of::<U, 1>(w, acts, tiles, out),
+        2 => tiles32_of::<U, 2>(w, acts, tiles, out),
+        LONE => tiles32_of::<U, LONE>(w, acts, tiles, out),
+        FEW => tiles32_of_sets::<U, 1>(w, acts, tiles, out),
+        _ => tiles32_of_sets::<U, 2>(w, acts, tiles, out),
+    }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
@@ -62,12 +56,89 @@ fn tiles32_of<U: Unpack32, const N: usize>(
                 acc = block32::<U, N>(blocks.block(b), acts, &at, b, acc);
             }
             for (t, acc) in acc.into_iter().enumerate() {
-                if N <= FEW || t < acts.tokens() {
-                    out.put(t, first == 0, acc);
-                }
+                out.put(t, first == 0, acc);
             }
         }
     }
+}
+
+/// The same of `S` sets of tokens: sums of a set side by side, its codes broadcast where they are multiplied.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn tiles32_of_sets<U: Unpack32, const S: usize>(
+    w: &TileMatrix<'_>,
+    acts: &ActsView<'_>,
+    tiles: Range<usize>,
+    out: &Shared<'_, f32>,
+) {
+    const BLOCKS: usize = CHUNK / 32;
+    let sets = Sets::new(acts);
+    for tile in tiles {
+        let mut blocks = TileBlocks::new(w, tile);
+        let out = Out::new(w, tile, out);
+        for first in (0..w.blocks()).step_by(BLOCKS) {
+            let mut acc = [[_mm512_setzero_ps(); FEW]; S];
+            for b in first..w.blocks().min(first + BLOCKS) {
+                blocks.ahead::<1>(b, 0);
+                let block = blocks.block(b);
+                let (codes, scales) = (codes::<U>(block, 0), scales::<U>(block));
+                for (s, acc) in acc.iter_mut().enumerate() {
+                    add_set::<U>(&codes, scales, &sets.block(s, b), acc);
+                }
+            }
+            let acc = acc.as_flattened().iter().take(acts.tokens());
+            for (t, acc) in acc.enumerate() {
+                out.put(t, first == 0, *acc);
+            }
+        }
+    }
+}
+
+/// Adds a block's products with a set.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn add_set<U: Unpack32>(
+    codes: &[__m512i; 8],
+    [d, m]: [__m512; 2],
+    set: &Set<'_>,
+    acc: &mut [__m512; FEW],
+) {
+    let mut dot = [_mm512_setzero_si512(); FEW];
+    if U::BIAS != 0 {
+        // Codes are raised by BIAS; what that adds is taken off beforehand.
+        dot = array!([dot[0]; FEW], |j| _mm512_set1_epi32(-U::BIAS * set.sum[j]));
+    }
+    each_group!(|g| {
+        for (dot, q) in dot.iter_mut().zip(set.q) {
+            *dot = _mm512_dpbusd_epi32(*dot, codes[g], group(q, g));
+        }
+    });
+    for j in 0..FEW {
+        let scale = _mm512_mul_ps(d, _mm512_set1_ps(set.d[j]));
+        acc[j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[j]), scale, acc[j]);
+        if has_min(U::TY) {
+            acc[j] = _mm512_fmadd_ps(m, _mm512_set1_ps(set.ds[j]), acc[j]);
+        }
+    }
+}
+
+/// Scales of a block, and its offsets if there are any.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn scales<U: Unpack32>(block: &[u8]) -> [__m512; 2] {
+    let d = if matches!(U::TY, TensorType::MXFP4) {
+        // Powers of two, a byte each.
+        let mut d = [0.0; ROWS];
+        U::scales(block, &mut d);
+        load_f32(&d)
+    } else {
+        halves(block, 0)
+    };
+    let m = if has_min(U::TY) {
+        halves(block, 32)
+    } else {
+        _mm512_setzero_ps()
+    };
+    [d, m]
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
@@ -79,31 +150,25 @@ fn block32<U: Unpack32, const N: usize>(
     b: usize,
     mut acc: [__m512; N],
 ) -> [__m512; N] {
-    let codes = codes::<U>(block, 0);
-    let d = if matches!(U::TY, TensorType::MXFP4) {
-        // Powers of two, a byte each.
-        let mut d = [0.0; ROWS];
-        U::scales(block, &mut d);
-        load_f32(&d)
-    } else {
-        halves(block, 0)
-    };
+    let (codes, [d, m]) = (codes::<U>(block, 0), scales::<U>(block));
     for (t, acc) in acc.iter_mut().enumerate() {
         let d_at = at.d(t, b);
+        // What may be missing is found so before codes are loaded: else these go by way of scalar registers, not as operands.
+        let (d_a, ds_a, sum) = (acts.d[d_at], acts.ds[d_at], acts.sum32[d_at]);
+        let a = run_of(acts, at.q(t, b * 32));
         let mut dot = [_mm512_setzero_si512(); 2];
         if U::BIAS != 0 {
             // Codes are raised by BIAS; what that adds is taken off beforehand.
-            dot[0] = _mm512_set1_epi32(-U::BIAS * acts.sum32[d_at]);
+            dot[0] = _mm512_set1_epi32(-U::BIAS * sum);
         }
-        let a = run_of(acts, at.q(t, b * 32));
         for g in 0..8 {
             dot[g % 2] = _mm512_dpbusd_epi32(dot[g % 2], codes[g], group(a, g));
         }
         let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(dot[0], dot[1]));
-        let scale = _mm512_mul_ps(d, _mm512_set1_ps(acts.d[d_at]));
+        let scale = _mm512_mul_ps(d, _mm512_set1_ps(d_a));
         *acc = _mm512_fmadd_ps(dot, scale, *acc);
         if has_min(U::TY) {
-            *acc = _mm512_fmadd_ps(halves(block, 32), _mm512_set1_ps(acts.ds[d_at]), *acc);
+            *acc = _mm512_fmadd_ps(m, _mm512_set1_ps(ds_a), *acc);
         }
     }
     acc
@@ -117,7 +182,14 @@ pub(super) fn tiles256<U: Unpack256>(
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
-    tokens!(tiles256_of::<U>, acts, (w, acts, tiles, out))
+    // Of tokens, or of tokens and those that fill their tiles up.
+    match acts.tokens() {
+        1 => tiles256_of::<U, 1>(w, acts, tiles, out),
+        2 => tiles256_of::<U, 2>(w, acts, tiles, out),
+        3 => tiles256_of::<U, 3>(w, acts, tiles, out),
+        FEW => tiles256_of::<U, FEW>(w, acts, tiles, out),
+        _ => tiles256_of::<U, TOKENS_MAX>(w, acts, tiles, out),
+    }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]

@@ -9,7 +9,7 @@
 //! | `avx2_32` | blocks of 32 | the same with both halves of a tile, block by block |
 //! | `gemv256` | up to 4 tokens, of blocks of 32 up to 3 | the same, weights unpacked in registers |
 //! | `avx512` | quantised | `vpdpbusd` on 16 rows a register, up to 8 tokens a pass over unpacked weights |
-//! | `gemv512` | quantised, up to 8 tokens | the same, weights unpacked in registers |
+//! | `gemv512` | quantised, up to 8 tokens | the same, weights unpacked in registers; of blocks of 32 four tokens side by side, from 4 on |
 //! | `amx` | quantised, many tokens | 16 x 16 tiles; super-blocks as two planes, so that a tile runs over all 256 values |
 //! | `float` | F32, F16, BF16 | 16 rows a register, `fma` along K |
 //!
@@ -42,6 +42,8 @@ mod float;
 mod gemv256;
 #[cfg(target_arch = "x86_64")]
 mod gemv512;
+#[cfg(target_arch = "x86_64")]
+mod sets;
 mod unpacked;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! How fast a token is generated: a captured graph of all layers of a model's shape, with random weights, none of which stays in a cache.
 //!
-//! `cargo run --release -p cuda --example layer -- [--shape 14b|8b|8b-q4_0|30b-a3b] [--depth N,N,..] [--kv f16|q8_0|q4_0] [--layers N] [--parts]`
+//! `cargo run --release -p cuda --example layer -- [--shape 14b|8b|8b-q4_0|1.5b|30b-a3b] [--depth N,N,..] [--kv f16|q8_0|q4_0] [--layers N] [--parts]`
 //!
 //! A line a depth. The graph's launches overlap; its logits are compared with those of launches that do not. `--parts` leaves out each operation of a layer
 //! in turn, and says what that saves; and what layers of that operation alone take.
@@ -112,6 +112,16 @@ impl Model {
             "8b" => Some(llama),
             "8b-q4_0" => Some(Self {
                 types: [T::Q4_0, T::Q4_0, T::Q6_K],
+                ..llama
+            }),
+            "1.5b" => Some(Self {
+                layers: 28,
+                d: 1536,
+                f: 8960,
+                heads: 12,
+                heads_kv: 2,
+                vocabulary: 151_936,
+                has_bias: true,
                 ..llama
             }),
             "30b-a3b" => Some(Self {

@@ -3,6 +3,7 @@
 #include "acts.cuh"
 #include "attention_append.cuh"
 #include "heads.cuh"
+#include "rehearsal.cuh"
 
 // Stores T cells from `position` on: k [T, K, C_k], v [T, K, C_v].
 //
@@ -24,11 +25,11 @@ extern "C" __global__ void append(const float* k, const float* v, const cache::B
 
 // q [T, H, C_k], k [T, K, C_k], v [T, K, C_v], head by head: bias added; norm, rope (of q and k); rotation; each may be absent. In place, but for a
 // list of blocks: then k and v of token t, at `position[t]`, go to its cell and nowhere else; a list of several tokens has token t's block in entry t,
-// of one token's the cell is in the last block or one before it. A warp a head, for v where there is something to do.
+// of one token's the cell is in the last block or one before it. A warp a head, for v where there is something to do. One token is rehearsed.
 //
 // `angle_row` null: token t has row t of cos, sin [.., pairs]; else row *angle_row + t. Dynamic shared memory: the larger C floats a warp. The list is
 // read before the kernel ahead has ended: it is the host that writes it.
-extern "C" __global__ void __launch_bounds__(128) turn(float* q, float* k, float* v, const float* bias_q, const float* bias_k, const float* bias_v,
+extern "C" __global__ void __launch_bounds__(128, 6) turn(float* q, float* k, float* v, const float* bias_q, const float* bias_k, const float* bias_v,
                                                        const float* norm_q, const float* norm_k, const float* cos, const float* sin, const unsigned* angle_row,
                                                        int tokens, int heads, int heads_kv, int c_k, int c_v, int pairs, int halves, float eps, int rotate_k,
                                                        int rotate_v, const cache::Block* blocks, const unsigned* count, const unsigned* position, int type_k, int type_v) {
@@ -40,35 +41,40 @@ extern "C" __global__ void __launch_bounds__(128) turn(float* q, float* k, float
     const unsigned listed = blocks != nullptr ? *count : 0, at = tokens > 1 ? (unsigned)t : listed - 1;
     cache::Block own{};
     if (at < listed) own = blocks[at];
-    wait_for_previous();
-    if (item >= tokens * all) return;
-    const int kind = of_token < heads ? 0 : of_token < heads + heads_kv ? 1 : 2;
-    const int head = kind == 0 ? of_token : kind == 1 ? of_token - heads : of_token - heads - heads_kv, count_of = kind == 0 ? heads : heads_kv;
-    const int c = kind == 2 ? c_v : c_k;
-    const float* bias = kind == 0 ? bias_q : kind == 1 ? bias_k : bias_v;
-    float* from = (kind == 0 ? q : kind == 1 ? k : v) + ((size_t)t * count_of + head) * c;
-    float* row = rows + warp * max(c_k, c_v);
-    const unsigned cell = position != nullptr ? position[t] : 0;
-    const bool has_angles = kind < 2 && cos != nullptr;
-    const size_t angle = has_angles ? ((angle_row != nullptr ? *angle_row : 0u) + (size_t)t) * pairs : 0;
-    const Turn how(kind == 0 ? norm_q : kind == 1 ? norm_k : nullptr, has_angles ? cos + angle : nullptr, sin + angle, pairs, halves, kind == 2 ? rotate_v : rotate_k, eps);
-    for (int i = lane; i < c; i += 32) row[i] = bias != nullptr ? from[i] + bias[head * c + i] : from[i];
-    __syncwarp();
-    turn_head(row, c, how);
-    if (kind == 0 || blocks == nullptr) {
-        for (int i = lane; i < c; i += 32) from[i] = row[i];
-        return;
+    if (item >= tokens * all) return wait_for_previous();
+#pragma unroll 1
+    for (bool is_real = !rehearsal::PAYS || tokens > 1, is_done = false; !is_done; is_done = is_real, is_real = true) {
+        if (is_real) wait_for_previous();
+        const int kind = of_token < heads ? 0 : of_token < heads + heads_kv ? 1 : 2;
+        const int head = kind == 0 ? of_token : kind == 1 ? of_token - heads : of_token - heads - heads_kv, count_of = kind == 0 ? heads : heads_kv;
+        const int c = kind == 2 ? c_v : c_k;
+        const float* bias = kind == 0 ? bias_q : kind == 1 ? bias_k : bias_v;
+        float* from = is_real ? (kind == 0 ? q : kind == 1 ? k : v) + ((size_t)t * count_of + head) * c : rehearsal::unused;
+        float* row = rows + warp * max(c_k, c_v);
+        const unsigned cell = is_real && position != nullptr ? position[t] : own.index * CELLS + own.first;
+        const bool has_angles = kind < 2 && cos != nullptr;
+        const size_t angle = has_angles && is_real ? ((angle_row != nullptr ? *angle_row : 0u) + (size_t)t) * pairs : 0;
+        const float *of_cos = is_real ? cos : rehearsal::unused, *of_sin = is_real ? sin : rehearsal::unused;
+        const Turn how(kind == 0 ? norm_q : kind == 1 ? norm_k : nullptr, has_angles ? of_cos + angle : nullptr, of_sin + angle, pairs, halves, kind == 2 ? rotate_v : rotate_k, eps);
+        for (int i = lane; i < c; i += 32) row[i] = bias != nullptr ? from[i] + bias[head * c + i] : from[i];
+        __syncwarp();
+        turn_head(row, c, how);
+        if (kind == 0 || blocks == nullptr) {
+            for (int i = lane; i < c; i += 32) from[i] = row[i];
+            continue;
+        }
+        const bool is_own = at < listed && own.index == cell / CELLS && own.first <= cell % CELLS && cell % CELLS < own.end;
+        unsigned long long address = is_real ? own.address : (unsigned long long)rehearsal::unused;
+        if (is_real && !is_own) {
+            const cache::Block* found = tokens > 1 ? nullptr : find(blocks, listed, cell);
+            if (found == nullptr) continue;
+            address = found->address;
+        }
+        uint8_t* to = (uint8_t*)address + (is_real && kind == 2 ? (size_t)heads_kv * cache::head_bytes(type_k, c_k) : 0);
+        const int type = kind == 1 ? type_k : type_v;
+        append_head(row, to + (is_real ? (size_t)head * cache::head_bytes(type, c) : 0), kind == 1, type, c, is_real ? cell % CELLS : 0);
+        __syncwarp();
     }
-    const bool is_own = at < listed && own.index == cell / CELLS && own.first <= cell % CELLS && cell % CELLS < own.end;
-    unsigned long long address = own.address;
-    if (!is_own) {
-        const cache::Block* found = tokens > 1 ? nullptr : find(blocks, listed, cell);
-        if (found == nullptr) return;
-        address = found->address;
-    }
-    uint8_t* to = (uint8_t*)address + (size_t)(kind == 1 ? 0 : heads_kv) * cache::head_bytes(type_k, c_k);
-    const int type = kind == 1 ? type_k : type_v;
-    append_head(row, to + (size_t)head * cache::head_bytes(type, c), kind == 1, type, c, cell % CELLS);
 }
 
 // The same of many tokens, in place: a warp has up to `each` heads of a token, so that angles are read once for them, and a head while the one before
@@ -130,8 +136,15 @@ constexpr int BATCH = 272, COLUMNS = 32, WORKERS = 9, FOLD_THREADS = COLUMNS * W
 // Blocks of a group; groups of a batch that a worker has.
 constexpr int GROUP = 4, PER_WORKER = (BATCH / GROUP + WORKERS - 1) / WORKERS;
 
-// Parts up to which nothing is shared.
-constexpr int FEW_PARTS = 4;
+// Parts up to which nothing is shared, and how many of them are on their way.
+constexpr int FEW_PARTS = 12, FEW_AT_ONCE = 4;
+
+// A load that stays where it is written, from the second-level cache.
+__device__ __forceinline__ float loaded(const float* from) {
+    float x;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(from));
+    return x;
+}
 
 // How many of a block's threads before this one say yes, of the first BATCH; and how many in all.
 struct Rank {
@@ -209,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 3) fold(const float* 
     const int first = head / unit * unit * c, length = unit * c;
     const ActsOut to{q, meta, d, s16, heads * c, how};
     // With all results of `unit` heads in shared memory: rotates and quantises them.
-    auto leave = [&]() {
+    auto leave = [&](const ActsOut& to, float* out) {
         if (hadamard) {
             for (int h = t / 32; h < unit; h += FOLD_THREADS / 32) turn_head(all + h * c, c, Turn(nullptr, nullptr, nullptr, 0, 0, 1, 0.0f));
             __syncthreads();
@@ -234,45 +247,61 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 3) fold(const float* 
         let_next_start();
         // The first thread block of `unit` heads does all their columns, if they are needed together.
         if (needs_all && (blockIdx.y > 0 || head % unit != 0)) return;
-        Part part[FEW_PARTS];
+        if (t < n) listed[t] = parts[t];
+        __syncthreads();
+        // Partial results of before do for a rehearsal: they are read from the second-level cache. Blocks of 8 columns are 8 bytes a value at most.
+#pragma unroll 1
+        for (bool is_real = !rehearsal::PAYS || heads * c > rehearsal::FLOATS / 2;; is_real = true) {
+            if (is_real) wait_for_previous();
+            auto folded = [&](int h, int column_of) {
+                float m[FEW_AT_ONCE], l[FEW_AT_ONCE], o[FEW_AT_ONCE];
+                auto load = [&](int i, const Part& part) {
+                    const float* from = (part.group >> 31 ? groups : partials) + ((size_t)part.slot * heads + h) * size;
+                    m[i] = loaded(from), l[i] = loaded(from + 1), o[i] = loaded(from + 2 + column_of);
+                };
 #pragma unroll
-        for (int i = 0; i < FEW_PARTS; i++) part[i] = i < n ? parts[i] : Part{0, 0};
-        wait_for_previous();
-        auto folded = [&](int h, int column_of) {
-            float m[FEW_PARTS], l[FEW_PARTS], o[FEW_PARTS];
+                for (int i = 0; i < FEW_AT_ONCE; i++) {
+                    l[i] = 0.0f;
+                    if (i < n) load(i, listed[i]);
+                }
+                Merged group, total;
+                unsigned of = 0;
+#pragma unroll 1
+                for (int first = 0; first < n; first += FEW_AT_ONCE) {
 #pragma unroll
-            for (int i = 0; i < FEW_PARTS; i++) {
-                const float* from = i < n ? (part[i].group >> 31 ? groups : partials) + ((size_t)part[i].slot * heads + h) * size : nullptr;
-                m[i] = i < n ? from[0] : 0.0f, l[i] = i < n ? from[1] : 0.0f, o[i] = i < n ? from[2 + column_of] : 0.0f;
+                    for (int i = 0; i < FEW_AT_ONCE; i++) {
+                        const unsigned own = listed[first + i].group;
+                        const Merged part{m[i], l[i], o[i], true};
+                        l[i] = 0.0f;
+                        if (first + i + FEW_AT_ONCE < n) load(i, listed[first + i + FEW_AT_ONCE]);
+                        if (part.l == 0.0f) continue;
+                        if (group.any && own != of) total.merge(group), group = Merged();
+                        of = own;
+                        group.merge(part);
+                    }
+                }
+                if (group.any) total.merge(group);
+                return total;
+            };
+            if (needs_all) {
+                for (int i = t; i < length; i += FOLD_THREADS) {
+                    const int h = first / c + i / c;
+                    const Merged total = folded(h, i % c);
+                    all[i] = divided(h, total.m, total.l, total.o);
+                    if (!hadamard && is_real) out[first + i] = all[i];
+                }
+                __syncthreads();
+                float* unused = rehearsal::unused;  // one call for both, as it is its instructions that are to be there
+                leave({is_real ? q : (uint32_t*)unused, is_real ? meta : (int2*)unused, is_real ? d : unused, is_real ? s16 : (__half*)unused, heads * c, how}, is_real ? out : unused);
+                __syncthreads();
+            } else if (t < COLUMNS && at < c) {
+                const Merged total = folded(head, at);
+                m_total = total.m, value = total.o;
+                if (t == 0) sum = total.l;
             }
-            Merged group, total;
-            unsigned of = 0;
-#pragma unroll
-            for (int i = 0; i < FEW_PARTS; i++) {
-                if (i >= n || l[i] == 0.0f) continue;
-                if (group.any && part[i].group != of) total.merge(group), group = Merged();
-                of = part[i].group;
-                group.merge({m[i], l[i], o[i], true});
-            }
-            if (group.any) total.merge(group);
-            return total;
-        };
-        if (needs_all) {
-            for (int i = t; i < length; i += FOLD_THREADS) {
-                const int h = first / c + i / c;
-                const Merged total = folded(h, i % c);
-                all[i] = divided(h, total.m, total.l, total.o);
-                if (!hadamard) out[first + i] = all[i];
-            }
-            __syncthreads();
-            leave();
-            return;
+            if (is_real) break;
         }
-        if (t < COLUMNS && at < c) {
-            const Merged total = folded(head, at);
-            m_total = total.m, value = total.o;
-            if (t == 0) sum = total.l;
-        }
+        if (needs_all) return;
     } else {
         auto list = [&](int start) {
             for (int i = t; i <= BATCH && start + i < n; i += FOLD_THREADS) listed[i] = parts[start + i];
@@ -443,5 +472,5 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 3) fold(const float* 
     if (!is_last) return;
     for (int i = t; i < length; i += FOLD_THREADS) all[i] = __ldcg(out + first + i);
     __syncthreads();
-    leave();
+    leave(to, out);
 }

@@ -161,8 +161,13 @@ __device__ __forceinline__ void attend_any(const Args& a) {
     // The list is read before the kernel ahead has ended: it is the host that writes it. Who has nothing to do makes room for the kernels to come.
     const long long of_heads = (long long)*a.count * a.heads_kv * a.gqa;
     if (blockIdx.x > 0 && blockIdx.x >= of_heads) return;
+#if __CUDA_ARCH__ >= 900
+    const bool rehearses = of_heads * 4 <= gridDim.x;  // a multiprocessor has one of them
+#else
+    const bool rehearses = false;  // launches do not overlap
+#endif
     if (of_heads <= gridDim.x) {
-        few::attend<W>(a, shared);
+        few::attend<W>(a, shared, rehearses);
     } else {
         many::attend<G, W>(a, shared);
     }

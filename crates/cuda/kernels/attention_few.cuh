@@ -235,100 +235,118 @@ __device__ __forceinline__ void weighted(Column& c, unsigned long long seen, int
 // Bytes of shared memory; the wrapper has the same sum.
 __host__ __device__ constexpr int shared_bytes(int c_k, int c_v) { return 4 * (c_k + CELLS + WARPS * c_v + WARPS + 1); }
 
+// Where a warp's panel lies.
+struct Panel {
+    const uint8_t *k, *k_scales, *v, *v_scales;
+};
+__device__ __forceinline__ Panel panel_of(const Args& a, const cache::Block& block, int head, int panel) {
+    const int k_codes = cache::code_bytes(a.type_k, PANEL * a.c_k), k_scales = cache::scale_bytes(a.type_k, PANEL * a.c_k);
+    const int v_codes = cache::code_bytes(a.type_v, PANEL * a.c_v), v_scales = cache::scale_bytes(a.type_v, PANEL * a.c_v);
+    const uint8_t* of_k = (const uint8_t*)block.address + (size_t)head * 4 * (k_codes + k_scales);
+    const uint8_t* of_v = (const uint8_t*)block.address + (size_t)a.heads_kv * 4 * (k_codes + k_scales) + (size_t)head * 4 * (v_codes + v_scales);
+    return {of_k + 4 * k_scales + panel * k_codes, of_k + panel * k_scales, of_v + 4 * v_scales + panel * v_codes, of_v + panel * v_scales};
+}
+__device__ __forceinline__ void fetch(const Args& a, const Panel& of) {
+    fetch(of.k, cache::code_bytes(a.type_k, PANEL * a.c_k)), fetch(of.k_scales, cache::scale_bytes(a.type_k, PANEL * a.c_k));
+    fetch(of.v, cache::code_bytes(a.type_v, PANEL * a.c_v)), fetch(of.v_scales, cache::scale_bytes(a.type_v, PANEL * a.c_v));
+}
+
+// One item. Who `rehearses` does it before the kernel ahead has ended, too, as if one cell were seen, for nothing but that its instructions are there: they
+// come from the second-level cache, as a layer's kernels throw each other's out.
 template <int W>
-__device__ __forceinline__ void attend(const Args& a, uint8_t* shared) {
+__device__ __forceinline__ void attend(const Args& a, uint8_t* shared, bool rehearses) {
     const int panel = threadIdx.x / 32, lane = threadIdx.x % 32, heads = a.heads_kv * a.gqa, blocks = (int)*a.count;
-    const Place at = place(blockIdx.x, gridDim.x, blocks, a.gqa, a.heads_kv);  // of one item
+    const Place at = place(blockIdx.x, gridDim.x, blocks, a.gqa, a.heads_kv);
     if (at.left == 0) return wait_for_previous();  // an empty list: what follows relies on this kernel's end being that of those before it
     float* of_query = (float*)shared;
     float* p = of_query + a.c_k;             // [256]: weights
     float* parts = p + CELLS;                // [4][C_v]
     float* largest = parts + WARPS * a.c_v;  // of each warp
     const Query query{of_query, (int*)of_query, of_query + a.c_k / 4, (int*)of_query + a.c_k / 4 + a.c_k / 32};
-    const int k_codes = cache::code_bytes(a.type_k, PANEL * a.c_k), k_scales = cache::scale_bytes(a.type_k, PANEL * a.c_k);
-    const int v_codes = cache::code_bytes(a.type_v, PANEL * a.c_v), v_scales = cache::scale_bytes(a.type_v, PANEL * a.c_v);
     const int column = min(lane * W, a.c_v - W), h = at.head * a.gqa + at.group;
     const cache::Block block = a.blocks[at.block];
-    const uint8_t* of_k = (const uint8_t*)block.address + (size_t)at.head * 4 * (k_codes + k_scales);
-    const uint8_t* of_v = (const uint8_t*)block.address + (size_t)a.heads_kv * 4 * (k_codes + k_scales) + (size_t)at.head * 4 * (v_codes + v_scales);
-    const uint8_t *k = of_k + 4 * k_scales + panel * k_codes, *k_s = of_k + panel * k_scales;
-    const uint8_t *v = of_v + 4 * v_scales + panel * v_codes, *v_s = of_v + panel * v_scales;
+    const Panel of = panel_of(a, block, at.head, panel);
     // All cells but the newest were written long ago, whether or not they are seen.
-    fetch(k, k_codes), fetch(k_s, k_scales), fetch(v, v_codes), fetch(v_s, v_scales);
-    wait_for_previous();
-    const int position = (int)word(a.position);
-    const float4 x = threadIdx.x * 4 < a.c_k ? __ldcg((const float4*)(a.q + (size_t)h * a.c_k + threadIdx.x * 4)) : float4{};
-    const cache::Range range = cache::visible(block, position, a.window);
-    const int lo = max(range.lo - panel * PANEL, 0), hi = min(range.hi - panel * PANEL, PANEL);
-    const unsigned long long seen = lo < hi ? ~0ull >> (PANEL - (hi - lo)) << lo : 0;
-    float s[2] = {}, o[W] = {};
-    if (seen == 0) {
-        store_query(a, query, x);
-    } else if (a.type_k == cache::F16) {
-        scores_float<false>(k, a, query, x, s);
-    } else if (a.type_k == cache::BF16) {
-        scores_float<true>(k, a, query, x, s);
-    } else if (a.type_k == cache::Q8_0) {
-        scores_quantised<false>(k, k_s, a, query, x, s);
-    } else {
-        scores_quantised<true>(k, k_s, a, query, x, s);
-    }
-    const int first = lo & ~(Ahead<W>::CELLS - 1);
-    Column of_cells = column_of(a, v, v_s, first, column);
-    Ahead<W> ahead;
-#pragma unroll
-    for (int i = 0; i < Ahead<W>::CELLS; i++)
-#pragma unroll
-        for (int j = 0; j < Ahead<W>::WORDS; j++) ahead.w[i][j] = 0;
-    if (seen != 0) {
-        if (cache::is_float(a.type_v)) {
-            load_cells<W, true>(of_cells, ahead);
+    fetch(a, of);
+#pragma unroll 1
+    for (bool is_real = !rehearses;; is_real = true) {
+        if (is_real) wait_for_previous();
+        const int position = is_real ? (int)word(a.position) : (int)block.index * CELLS;
+        const float4 x = threadIdx.x * 4 < a.c_k ? __ldcg((const float4*)(a.q + (size_t)h * a.c_k + threadIdx.x * 4)) : float4{};
+        const cache::Range range = cache::visible(block, position, a.window);
+        const int lo = max(range.lo - panel * PANEL, 0), hi = min(range.hi - panel * PANEL, PANEL);
+        const unsigned long long seen = lo < hi ? ~0ull >> (PANEL - (hi - lo)) << lo : 0;
+        float s[2] = {}, o[W] = {};
+        if (seen == 0) {
+            store_query(a, query, x);
+        } else if (a.type_k == cache::F16) {
+            scores_float<false>(of.k, a, query, x, s);
+        } else if (a.type_k == cache::BF16) {
+            scores_float<true>(of.k, a, query, x, s);
+        } else if (a.type_k == cache::Q8_0) {
+            scores_quantised<false>(of.k, of.k_scales, a, query, x, s);
         } else {
-            load_cells<W, false>(of_cells, ahead);
+            scores_quantised<true>(of.k, of.k_scales, a, query, x, s);
         }
-    }
-    const bool sees[2] = {(seen >> 2 * lane & 1) != 0, (seen >> 2 * lane & 2) != 0};
-    float of_warp = -INFINITY;
+        const int first = lo & ~(Ahead<W>::CELLS - 1);
+        Column of_cells = column_of(a, of.v, of.v_scales, first, column);
+        Ahead<W> ahead;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        s[i] = s[i] * a.scale;
-        if (a.soft_cap > 0.0f) s[i] = math::soft_cap(s[i], a.soft_cap);
-        if (!sees[i]) s[i] = -INFINITY;
-        of_warp = fmaxf(of_warp, s[i]);
-    }
-    for (int i = 16; i > 0; i /= 2) of_warp = fmaxf(of_warp, __shfl_xor_sync(~0u, of_warp, i));
-    if (lane == 0) largest[panel] = of_warp;
-    __syncthreads();
-    const float m = fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
-    float* own = p + panel * PANEL;
-    *(float2*)(own + 2 * lane) = make_float2(sees[0] ? math::exp_weight(s[0] - m) : 0.0f, sees[1] ? math::exp_weight(s[1] - m) : 0.0f);
-    __syncwarp();
-    if (seen != 0) {
-        const int shift = column % 32 / 16 * 4;
-        if (a.type_v == cache::F16) {
-            weighted<W, cache::F16>(of_cells, seen, first, shift, own, ahead, o);
-        } else if (a.type_v == cache::BF16) {
-            weighted<W, cache::BF16>(of_cells, seen, first, shift, own, ahead, o);
-        } else if (a.type_v == cache::Q8_0) {
-            weighted<W, cache::Q8_0>(of_cells, seen, first, shift, own, ahead, o);
-        } else {
-            weighted<W, cache::Q4_0>(of_cells, seen, first, shift, own, ahead, o);
+        for (int i = 0; i < Ahead<W>::CELLS; i++)
+#pragma unroll
+            for (int j = 0; j < Ahead<W>::WORDS; j++) ahead.w[i][j] = 0;
+        if (seen != 0) {
+            if (cache::is_float(a.type_v)) {
+                load_cells<W, true>(of_cells, ahead);
+            } else {
+                load_cells<W, false>(of_cells, ahead);
+            }
         }
-    }
-    if (lane * W < a.c_v) {
+        const bool sees[2] = {(seen >> 2 * lane & 1) != 0, (seen >> 2 * lane & 2) != 0};
+        float of_warp = -INFINITY;
 #pragma unroll
-        for (int i = 0; i < W; i++) parts[panel * a.c_v + column + i] = o[i];
-    }
-    __syncthreads();
-    if (block.slot >= a.capacity) return;
-    float* to = a.partials + ((size_t)block.slot * heads + h) * (2 + a.c_v);
-    for (int i = threadIdx.x; i < a.c_v; i += THREADS) to[2 + i] = parts[i] + parts[a.c_v + i] + parts[2 * a.c_v + i] + parts[3 * a.c_v + i];
-    if (panel == 0) {
-        float l = 0.0f;
+        for (int i = 0; i < 2; i++) {
+            s[i] = s[i] * a.scale;
+            if (a.soft_cap > 0.0f) s[i] = math::soft_cap(s[i], a.soft_cap);
+            if (!sees[i]) s[i] = -INFINITY;
+            of_warp = fmaxf(of_warp, s[i]);
+        }
+        for (int i = 16; i > 0; i /= 2) of_warp = fmaxf(of_warp, __shfl_xor_sync(~0u, of_warp, i));
+        if (lane == 0) largest[panel] = of_warp;
+        __syncthreads();
+        const float m = fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
+        float* own = p + panel * PANEL;
+        *(float2*)(own + 2 * lane) = make_float2(sees[0] ? math::exp_weight(s[0] - m) : 0.0f, sees[1] ? math::exp_weight(s[1] - m) : 0.0f);
+        __syncwarp();
+        if (seen != 0) {
+            const int shift = column % 32 / 16 * 4;
+            if (a.type_v == cache::F16) {
+                weighted<W, cache::F16>(of_cells, seen, first, shift, own, ahead, o);
+            } else if (a.type_v == cache::BF16) {
+                weighted<W, cache::BF16>(of_cells, seen, first, shift, own, ahead, o);
+            } else if (a.type_v == cache::Q8_0) {
+                weighted<W, cache::Q8_0>(of_cells, seen, first, shift, own, ahead, o);
+            } else {
+                weighted<W, cache::Q4_0>(of_cells, seen, first, shift, own, ahead, o);
+            }
+        }
+        if (lane * W < a.c_v) {
 #pragma unroll
-        for (int i = 0; i < CELLS / 16; i++) l = l + p[i * 16 + lane % 16];
-        l = math::sum_lanes(l);
-        if (lane == 0) to[0] = range.lo < range.hi ? m : 0.0f, to[1] = l;
+            for (int i = 0; i < W; i++) parts[panel * a.c_v + column + i] = o[i];
+        }
+        __syncthreads();
+        if (!is_real) continue;
+        if (block.slot >= a.capacity) return;
+        float* to = a.partials + ((size_t)block.slot * heads + h) * (2 + a.c_v);
+        for (int i = threadIdx.x; i < a.c_v; i += THREADS) to[2 + i] = parts[i] + parts[a.c_v + i] + parts[2 * a.c_v + i] + parts[3 * a.c_v + i];
+        if (panel == 0) {
+            float l = 0.0f;
+#pragma unroll
+            for (int i = 0; i < CELLS / 16; i++) l = l + p[i * 16 + lane % 16];
+            l = math::sum_lanes(l);
+            if (lane == 0) to[0] = range.lo < range.hi ? m : 0.0f, to[1] = l;
+        }
+        return;
     }
 }
 

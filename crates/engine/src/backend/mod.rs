@@ -199,13 +199,13 @@ pub(crate) trait Backend: Debug + Sized {
     }
 
     /// Does the operations of one generated token of each of some sequences, `step`, which begin with [`begin`](Self::begin) for them. `again`: whether they
-    /// are those of the step before, so that a backend which has recorded it may do it again, without `step`.
+    /// are those of the step before, so that a backend which has recorded it may do it again, without `step`. Where recording fails `step` is called again.
     fn step(
         &mut self,
         positions: &[Range<usize>],
         tokens: &[u32],
         again: Again,
-        step: impl FnOnce(&mut Self),
+        mut step: impl FnMut(&mut Self),
     ) -> Stepped {
         let _ = (positions, tokens, again);
         step(self);

@@ -293,7 +293,7 @@ impl Backend for Cpu<'_> {
         positions: &[Range<usize>],
         _: &[u32],
         _: Again,
-        step: impl FnOnce(&mut Self),
+        mut step: impl FnMut(&mut Self),
     ) -> Stepped {
         self.generated = positions.len() == 1;
         step(self);

@@ -88,6 +88,8 @@ pub(crate) struct Cuda<'m> {
     listed: usize,
     /// The step before, if it was one token's with cells in host memory, and was recorded.
     spilled: Option<Recorded>,
+    /// Whether there was no memory to record a step with.
+    is_poor: bool,
     /// Whether what the step in work begins with is on the device already.
     is_uploaded: bool,
     timed: Option<Timed>,
@@ -158,6 +160,7 @@ impl<'m> Cuda<'m> {
             resident: Vec::new(),
             listed: 0,
             spilled: None,
+            is_poor: false,
             is_uploaded: false,
             timed: None,
             failed: None,
@@ -245,7 +248,9 @@ impl<'m> Cuda<'m> {
     /// Whether steps of one token of each of so many sequences can be recorded: each has lists of its own, and the host has nothing to
     /// decide meanwhile.
     fn records(&self, sequences: usize) -> bool {
-        sequences <= self.attends.sequences() && (sequences == 1 || self.mixtures.is_none())
+        !self.is_poor
+            && sequences <= self.attends.sequences()
+            && (sequences == 1 || self.mixtures.is_none())
     }
 
     /// Does a step of generated tokens as it is recorded, or records it.
@@ -254,7 +259,7 @@ impl<'m> Cuda<'m> {
         positions: &[Range<usize>],
         tokens: &[u32],
         again: Again,
-        step: impl FnOnce(&mut Self),
+        mut step: impl FnMut(&mut Self),
     ) {
         let n = tokens.len();
         self.run(|b| {
@@ -272,7 +277,18 @@ impl<'m> Cuda<'m> {
             };
             let (mut recorded, is_lasting) = match known {
                 Some(recorded) => (recorded, true),
-                None => b.recorded(n, step)?,
+                None => match b.recorded(n, &mut step) {
+                    Err(error) if error.is_out_of_memory() => {
+                        tracing::warn!(
+                            "{error}: steps are given launch by launch, which is slower"
+                        );
+                        b.is_poor = true;
+                        b.attends.ring.catch_up()?;
+                        step(b);
+                        return Ok(());
+                    }
+                    recorded => recorded?,
+                },
             };
             if n == 1 {
                 b.write_step(positions[0].start, tokens[0])?;
@@ -502,12 +518,12 @@ impl Backend for Cuda<'_> {
         positions: &[Range<usize>],
         tokens: &[u32],
         again: Again,
-        step: impl FnOnce(&mut Self),
+        mut step: impl FnMut(&mut Self),
     ) -> Stepped {
         let n = tokens.len();
         let mut stepped = Stepped::Given;
         self.generated = n == 1;
-        if again != Again::No && self.listed == n {
+        if again != Again::No && self.listed == n && !self.is_poor {
             stepped = Stepped::Repeated;
             let step = |b: &mut Self| {
                 stepped = Stepped::Recorded;

@@ -241,6 +241,14 @@ impl Ring {
         }
     }
 
+    /// What was copied so far is there for what is given to compute with from here on, and read: what was recorded of it since was not done.
+    pub(super) fn catch_up(&mut self) -> Result<(), Error> {
+        self.copying.record(&self.order)?;
+        self.computing.wait(&self.order)?;
+        (self.open, self.awaited, self.is_read) = (None, self.batches, true);
+        Ok(())
+    }
+
     /// Gives work to compute with that writes host memory which slots are filled from: after the copies that were begun, before those that
     /// are to begin.
     pub(super) fn between_copies(

@@ -523,7 +523,9 @@ impl Backend for Cuda<'_> {
         let n = tokens.len();
         let mut stepped = Stepped::Given;
         self.generated = n == 1;
-        if again != Again::No && self.listed == n && !self.is_poor {
+        // Who copies cells through memory of its own cannot answer meanwhile what layers ask of placed experts.
+        let asks = again == Again::Spilled && self.experts().is_some();
+        if again != Again::No && self.listed == n && !self.is_poor && !asks {
             stepped = Stepped::Repeated;
             let step = |b: &mut Self| {
                 stepped = Stepped::Recorded;

@@ -4,7 +4,9 @@ use std::ffi::c_int;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::driver::{Code, DeviceHandle, DevicePtr, Driver, Handle, attribute};
+use cpu::mem;
+
+use crate::driver::{Code, DeviceHandle, DevicePtr, Driver, Handle, attribute, flag};
 use crate::error::Error;
 use crate::stream::Stream;
 
@@ -61,6 +63,8 @@ pub(crate) enum Owned {
     Memory(DevicePtr),
     /// Pinned host memory.
     Pinned(*mut std::ffi::c_void),
+    /// Host memory of which the first bytes were registered.
+    Registered(mem::Buffer<u8>),
     /// Kernels.
     Module(Handle),
 }
@@ -70,10 +74,15 @@ impl Owned {
         // SAFETY: got once, given back once, with the context current; the driver waits for work that uses it. What it says
         // cannot be handled here.
         unsafe {
-            match *self {
-                Self::Memory(at) => (driver.mem_free)(at),
-                Self::Pinned(at) => (driver.host_free)(at),
-                Self::Module(handle) => (driver.module_unload)(handle),
+            match self {
+                Self::Memory(at) => (driver.mem_free)(*at),
+                Self::Pinned(at) => (driver.host_free)(*at),
+                Self::Registered(memory) => {
+                    // Copies from it may be under way.
+                    (driver.context_synchronise)();
+                    (driver.host_unregister)(memory.as_ptr().cast_mut().cast())
+                }
+                Self::Module(handle) => (driver.module_unload)(*handle),
             };
         }
     }
@@ -174,6 +183,36 @@ impl Device {
             free_bytes: free as u64,
             total_bytes: total as u64,
         })
+    }
+
+    /// Has the device copy and read the first `bytes` bytes of some host memory by itself. Returns whether it does: systems bound what may be pinned.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub(crate) fn register(
+        &self,
+        memory: &mut mem::Buffer<u8>,
+        bytes: usize,
+    ) -> Result<bool, Error> {
+        let driver = self.bind()?;
+        let mut has_one_address = 0;
+        // SAFETY: the number may be written.
+        let code = unsafe {
+            (driver.device_attribute)(
+                &mut has_one_address,
+                attribute::REGISTERED_ADDRESS,
+                self.0.handle,
+            )
+        };
+        self.check("cuDeviceGetAttribute", code)?;
+        if has_one_address == 0 || bytes > memory.len() {
+            return Ok(false);
+        }
+        // SAFETY: the memory is there, and stays where it is until it is given back.
+        let code = unsafe {
+            (driver.host_register)(memory.as_mut_ptr().cast(), bytes, flag::HOST_REGISTER)
+        };
+        Ok(code == 0)
     }
 
     /// A new stream.

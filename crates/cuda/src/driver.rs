@@ -31,6 +31,8 @@ pub(crate) mod attribute {
     use super::c_int;
     pub(crate) const MULTIPROCESSORS: c_int = 16;
     pub(crate) const L2_BYTES: c_int = 38;
+    /// Whether registered host memory has one address for host and device.
+    pub(crate) const REGISTERED_ADDRESS: c_int = 91;
     pub(crate) const COMPUTE_MAJOR: c_int = 75;
     pub(crate) const COMPUTE_MINOR: c_int = 76;
     pub(crate) const SHARED_BYTES_BLOCK_MAX: c_int = 97;
@@ -48,6 +50,8 @@ pub(crate) mod flag {
     pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
     pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
     pub(crate) const HOST_PORTABLE: c_uint = 1;
+    /// Portable, and in the device's address space.
+    pub(crate) const HOST_REGISTER: c_uint = 3;
     pub(crate) const CAPTURE_THREAD_LOCAL: c_uint = 1;
     /// A mark that graphs leave for others, too.
     pub(crate) const EVENT_RECORD_EXTERNAL: c_uint = 1;
@@ -140,12 +144,15 @@ driver! {
     context_retain = "cuDevicePrimaryCtxRetain"(*mut Handle, DeviceHandle);
     context_release = "cuDevicePrimaryCtxRelease_v2"(DeviceHandle);
     context_set = "cuCtxSetCurrent"(Handle);
+    context_synchronise = "cuCtxSynchronize"();
 
     mem_info = "cuMemGetInfo_v2"(*mut usize, *mut usize);
     mem_alloc = "cuMemAlloc_v2"(*mut DevicePtr, usize);
     mem_free = "cuMemFree_v2"(DevicePtr);
     host_alloc = "cuMemHostAlloc"(*mut *mut c_void, usize, c_uint);
     host_free = "cuMemFreeHost"(*mut c_void);
+    host_register = "cuMemHostRegister_v2"(*mut c_void, usize, c_uint);
+    host_unregister = "cuMemHostUnregister"(*mut c_void);
     copy_up = "cuMemcpyHtoDAsync_v2"(DevicePtr, *const c_void, usize, Handle);
     copy_down = "cuMemcpyDtoHAsync_v2"(*mut c_void, DevicePtr, usize, Handle);
     copy_across = "cuMemcpyDtoDAsync_v2"(DevicePtr, DevicePtr, usize, Handle);

@@ -227,8 +227,8 @@ impl Slots {
             let known = self.blobs.pinned_bytes();
             return length("fetch of an expert", "end of the blob", blob.end, known);
         }
-        let bytes = &self.blobs.from(blob.start)[..blob.len()];
-        // SAFETY: what is shared is not written, and pinned memory is given back only when the driver has done with it.
+        let bytes = &self.blobs.bytes()[blob];
+        // SAFETY: what is shared is not written, and pinned memory is given back only when the device has done with it.
         unsafe { self.slots.upload_later(stream, at, bytes) }
     }
 
@@ -241,12 +241,16 @@ impl Slots {
         at: usize,
     ) -> Result<(), Error> {
         const OP: &str = "fetch of an expert";
-        let from = self.blobs.from(blob.start);
-        let to = bounce.bytes()?;
-        let over = blob.len().saturating_sub(from.len().min(to.len()));
-        length(OP, "bytes over the memory", over, 0)?;
-        to[..blob.len()].copy_from_slice(&from[..blob.len()]);
-        bounce.send(stream, blob.len(), &mut self.slots, at)
+        let (from, to, n) = (self.blobs.bytes(), bounce.bytes()?, blob.len());
+        length(
+            OP,
+            "bytes over the blobs",
+            blob.end.saturating_sub(from.len()),
+            0,
+        )?;
+        length(OP, "bytes over the slot", n.saturating_sub(to.len()), 0)?;
+        to[..n].copy_from_slice(&from[blob]);
+        bounce.send(stream, n, &mut self.slots, at)
     }
 
     /// Empties the first `n` lists.

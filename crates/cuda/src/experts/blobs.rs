@@ -2,26 +2,41 @@
 
 use cpu::mem;
 
-use crate::memory::Pinned;
+use crate::device::{Device, Owned};
+use crate::error::Error;
 
 /// Host memory of blobs, one behind the other: the first ones pinned, so that the device copies and reads them by itself, those behind them not, where no
-/// more may be pinned. A blob lies in one of both.
+/// more may be pinned.
+///
+/// It is memory in huge pages that is registered with the driver, which is done in a fraction of the time that the driver takes to give as much.
 #[derive(Debug)]
 pub struct Blobs {
-    pinned: Pinned<u8>,
-    pageable: mem::Buffer<u8>,
+    device: Device,
+    memory: mem::Buffer<u8>,
+    pinned: usize,
 }
 
 impl Blobs {
-    /// Of both memories.
-    pub fn new(pinned: Pinned<u8>, pageable: mem::Buffer<u8>) -> Self {
-        Self { pinned, pageable }
-    }
-
-    /// Where all of them are pinned.
-    pub fn all_pinned(pinned: Pinned<u8>) -> Self {
-        let nothing = mem::Buffer::new(0).expect("nothing takes no memory");
-        Self::new(pinned, nothing)
+    /// Of memory of blobs that begin at `starts`, ascending. Pins at most `most` bytes, and as much as the system lets it.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub fn new(
+        device: &Device,
+        mut memory: mem::Buffer<u8>,
+        starts: &[usize],
+        most: usize,
+    ) -> Result<Self, Error> {
+        let mut pinned = Self::pinned_part(starts, memory.len(), most);
+        while pinned > 0 && !device.register(&mut memory, pinned)? {
+            pinned = Self::pinned_part(starts, memory.len(), pinned / 2);
+        }
+        let device = device.clone();
+        Ok(Self {
+            device,
+            memory,
+            pinned,
+        })
     }
 
     /// How many bytes to pin if at most `most` may be: whole blobs, which begin at `starts`, ascending, and end at `bytes`.
@@ -35,7 +50,7 @@ impl Blobs {
 
     /// Bytes of all.
     pub fn len(&self) -> usize {
-        self.pinned.len() + self.pageable.len()
+        self.memory.len()
     }
 
     /// Whether there are none.
@@ -45,27 +60,33 @@ impl Blobs {
 
     /// Bytes that are pinned.
     pub fn pinned_bytes(&self) -> usize {
-        self.pinned.len()
+        self.pinned
     }
 
-    /// What lies from byte `at` on in the same memory; nothing beyond all of it.
-    pub fn from(&self, at: usize) -> &[u8] {
-        let of_rest = |at| self.pageable.get(at..).unwrap_or_default();
-        match at.checked_sub(self.pinned.len()) {
-            None => &self.pinned[at..],
-            Some(at) => of_rest(at),
-        }
+    /// All bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.memory
     }
 
-    /// Both memories, to be written.
-    pub fn memories(&mut self) -> [&mut [u8]; 2] {
-        [&mut self.pinned, &mut self.pageable]
+    /// All bytes, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.memory
     }
 
     /// The device's address of byte `at`, which must be pinned with the `len` bytes from there on.
     pub(super) fn address(&self, at: usize, len: usize) -> Option<u64> {
-        let is_pinned = at.checked_add(len)? <= self.pinned.len();
-        is_pinned.then(|| self.pinned.address() + at as u64)
+        let is_pinned = at.checked_add(len)? <= self.pinned;
+        is_pinned.then(|| self.memory[at..].as_ptr().addr() as u64)
+    }
+}
+
+impl Drop for Blobs {
+    fn drop(&mut self) {
+        if self.pinned > 0 {
+            let nothing = mem::Buffer::new(0).expect("nothing takes no memory");
+            let memory = std::mem::replace(&mut self.memory, nothing);
+            self.device.give_back(Owned::Registered(memory));
+        }
     }
 }
 

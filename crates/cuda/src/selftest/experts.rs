@@ -1,6 +1,7 @@
 //! Mixtures of experts against `cpu::mixture::definition`: who is chosen, and what the chosen give.
 
 use cpu::isa::Isa;
+use cpu::mem;
 use cpu::mixture::definition::{add, choose};
 use cpu::mixture::{Expert, Groups, Routing, Weighing};
 use cpu::ops::{self, Gate, scale_by_sigmoid};
@@ -89,13 +90,19 @@ impl Experts {
     /// Slots for all of them, beside their blobs in host memory, in the order of their numbers.
     fn slots(&self, stream: &Stream) -> Result<Slots, Failure> {
         let bytes = self.case.experts * self.blob.bytes();
-        let mut blobs = Pinned::new(stream.device(), bytes)?;
+        let memory = mem::Buffer::new(bytes)?;
+        let mut blobs = Blobs::new(stream.device(), memory, &[], bytes)?;
         for e in 0..self.case.experts {
             let own = self.bytes(e);
-            blobs[e * self.blob.bytes()..][..own.len()].copy_from_slice(&own);
+            blobs.bytes_mut()[e * self.blob.bytes()..][..own.len()].copy_from_slice(&own);
         }
-        let blobs = Arc::new(Blobs::all_pinned(blobs));
-        Ok(Slots::new(stream, blobs, bytes, self.case.experts, 1)?)
+        Ok(Slots::new(
+            stream,
+            Arc::new(blobs),
+            bytes,
+            self.case.experts,
+            1,
+        )?)
     }
 
     /// An expert's blob, without what it is filled up with.

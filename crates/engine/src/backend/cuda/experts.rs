@@ -130,7 +130,7 @@ impl Source for InBlobs<'_> {
 
     fn expert(&self, expert: u32) -> Expert<'_> {
         let start = self.starts[expert as usize];
-        self.mixture.experts[expert as usize].view_in(self.blobs.from(start))
+        self.mixture.experts[expert as usize].view_in(&self.blobs.bytes()[start..])
     }
 
     fn side(&self, _: u32) -> Side {

@@ -6,9 +6,14 @@ use super::{Matrix, Vector};
 use crate::error::Error;
 use crate::model::ExpertHome;
 use cpu::mem::{self, ALIGN};
+use cpu::pool::Pool;
 use cuda::experts::Blobs;
-use cuda::{Buffer, Device, Pinned, Slot, Stream, Weights};
+use cuda::{Buffer, Device, Slot, Stream, Weights};
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes of a page, at least, and of pages that a thread has the system give at a time.
+const PAGE_BYTES: usize = 4 << 10;
+const PAGES_BYTES: usize = 32 << 20;
 
 /// Where all experts of a device's model lie.
 #[derive(Debug)]
@@ -134,33 +139,32 @@ pub(super) fn in_host(
     ordinal: usize,
     places: &Places,
     pin_max_bytes: Option<u64>,
+    pool: &Pool,
 ) -> Result<Blobs, Error> {
     let device = Device::open(ordinal)?;
-    let bytes = places.end;
-    let most = pin_max_bytes.map_or(bytes, |most| usize::try_from(most).unwrap_or(usize::MAX));
-    let mut part = Blobs::pinned_part(&places.blobs, bytes, most);
-    let mut why = "no more may be pinned";
-    let pinned = loop {
-        match Pinned::unset(&device, part) {
-            Err(cuda::Error::OutOfPinned { .. }) => {
-                why = "the system pins no more";
-                part = Blobs::pinned_part(&places.blobs, bytes, part / 2);
-            }
-            made => break made?,
-        }
-    };
-    if part < bytes {
-        let (mib, of) = (part >> 20, bytes >> 20);
-        tracing::warn!(
-            "{mib} of {of} MiB of experts are in pinned memory, and {why}: the CPU computes or copies the others, which is slower"
-        );
-    }
-    let memory = |source| Error::Memory {
+    let refused = |source| Error::Memory {
         what: "experts".to_owned(),
         source,
     };
-    let pageable = mem::Buffer::new(bytes - part).map_err(memory)?;
-    Ok(Blobs::new(pinned, pageable))
+    let mut memory = mem::Buffer::new(places.end).map_err(refused)?;
+    // The system gives pages as they are written, and would have one thread take them all when they are pinned.
+    pool.chunks_mut(&mut memory, PAGES_BYTES, |_, pages| {
+        pages
+            .iter_mut()
+            .step_by(PAGE_BYTES)
+            .for_each(|byte| *byte = 0);
+    });
+    let most = pin_max_bytes.map_or(usize::MAX, |most| {
+        usize::try_from(most).unwrap_or(usize::MAX)
+    });
+    let blobs = Blobs::new(&device, memory, &places.blobs, most)?;
+    if blobs.pinned_bytes() < blobs.len() {
+        let (mib, of) = (blobs.pinned_bytes() >> 20, blobs.len() >> 20);
+        tracing::warn!(
+            "{mib} of {of} MiB of experts are in pinned memory, and no more may be: the CPU computes or copies the others, which is slower"
+        );
+    }
+    Ok(blobs)
 }
 
 fn inner<T>(of: Mutex<T>) -> T {

@@ -290,7 +290,7 @@ pub(in crate::model) fn load<'v>(
                 &pieces,
                 pool,
                 &progress,
-                &InHost::new([&mut weights], &all_starts(jobs), &pieces),
+                &InHost::new(&mut weights, &all_starts(jobs), &pieces),
             )?;
             Ok(Loaded {
                 weights: Weights::Host(weights),
@@ -304,11 +304,11 @@ pub(in crate::model) fn load<'v>(
             let room = Room::new(ordinal, home, jobs, &places, pool.threads(), bytes_max)?;
             let mut blobs = match home {
                 ExpertHome::Device => None,
-                ExpertHome::Host => Some(in_host(ordinal, &places, pin_max_bytes)?),
+                ExpertHome::Host => Some(in_host(ordinal, &places, pin_max_bytes, pool)?),
             };
-            let memories = blobs.as_mut().map(Blobs::memories);
+            let memory = blobs.as_mut().map(Blobs::bytes_mut);
             let sink = Divided {
-                experts: memories.map(|both| InHost::new(both, &places.starts, &pieces)),
+                experts: memory.map(|memory| InHost::new(memory, &places.starts, &pieces)),
                 others: room,
             };
             let digest = fill(source, jobs, &pieces, pool, &progress, &sink)?;
@@ -431,12 +431,8 @@ fn all_starts(jobs: &[Job<'_>]) -> Vec<Option<usize>> {
 }
 
 impl<'a> InHost<'a> {
-    /// Matrices begin at `starts`, if they are there, in memories one behind the other; none is in two of them.
-    fn new<const N: usize>(
-        memories: [&'a mut [u8]; N],
-        starts: &[Option<usize>],
-        pieces: &Pieces<'_>,
-    ) -> Self {
+    /// Matrices begin at `starts`, if they are there.
+    fn new(mut memory: &'a mut [u8], starts: &[Option<usize>], pieces: &Pieces<'_>) -> Self {
         let place = |number: usize| {
             let piece = pieces.get(number);
             let start = starts[piece.matrix]?;
@@ -446,13 +442,8 @@ impl<'a> InHost<'a> {
         places.sort_unstable();
         let mut parts: Vec<Option<Mutex<&mut [u8]>>> = Vec::new();
         parts.resize_with(pieces.len(), || None);
-        let mut memories = memories.into_iter();
-        let (mut memory, mut taken): (&mut [u8], usize) = (&mut [], 0);
+        let mut taken = 0;
         for (start, len, number) in places {
-            while start - taken >= memory.len() && len > 0 {
-                taken += memory.len();
-                memory = memories.next().expect("matrices have room");
-            }
             let (_, rest) = std::mem::take(&mut memory).split_at_mut(start - taken);
             let (part, rest) = rest.split_at_mut(len);
             (memory, taken) = (rest, start + len);

@@ -165,7 +165,7 @@ impl Mixer {
         if tokens.acts.layout() == Layout::Arranged {
             length(OP, "arranged columns", tokens.n, 0)?;
         }
-        let scores = self.scores(OP, tokens.n, tokens.scores)?;
+        let choosing = self.choosing(OP, tokens.n, tokens.scores)?;
         let rows = tokens.n * routing.used * ff;
         length(
             OP,
@@ -176,20 +176,11 @@ impl Mixer {
         if tokens.n == 0 {
             return Ok(());
         }
-        let device = stream.device().properties();
-        let cut = Cut::gate_up(blob, &routing, tokens.n, device);
-        length(
-            OP,
-            "bytes of shared memory over the limit",
-            cut.shared_bytes
-                .saturating_sub(cut::shared_bytes_max(device)),
-            0,
-        )?;
+        let cut = Cut::gate_up(blob, &routing, tokens.n, stream.device().properties());
         let [gate_bias, up_bias, _] = blob.biases_at.unwrap_or_default();
         let acts = tokens.acts;
         let args = [
-            &scores[..1],
-            &self.routing(scores)[..],
+            &choosing[..],
             &[
                 list.into(),
                 (blob.up_at as u32).into(),
@@ -208,10 +199,7 @@ impl Mixer {
             ],
         ]
         .concat();
-        let grid = [cut.grid as u32, tokens.n as u32, 1];
-        let launch = Launch::grid(grid, [cut.warps as u32 * 32, 1, 1])
-            .shared(cut.shared_bytes)
-            .start(start);
+        let launch = cut_launch(OP, stream, &cut, tokens.n)?.start(start);
         let kernel = &self.format(OP, blob.inputs)?.gate_up;
         // SAFETY: the arguments are those of `gate_up`; lengths are checked, and the list holds addresses of whole blobs of this layout.
         unsafe { kernel.launch(stream, launch, &args) }
@@ -238,7 +226,7 @@ impl Mixer {
                 width, ff, routing, ..
             },
         ) = (layer.blob, self.shape);
-        let scores = self.scores(OP, tokens.n, tokens.scores)?;
+        let choosing = self.choosing(OP, tokens.n, tokens.scores)?;
         let short =
             |what, found: usize, wanted: usize| length(OP, what, wanted.saturating_sub(found), 0);
         short("values of y that are missing", y.len(), tokens.n * width)?;
@@ -247,19 +235,10 @@ impl Mixer {
         if tokens.n == 0 {
             return Ok(());
         }
-        let device = stream.device().properties();
-        let cut = Cut::down(blob, &routing, device);
-        length(
-            OP,
-            "bytes of shared memory over the limit",
-            cut.shared_bytes
-                .saturating_sub(cut::shared_bytes_max(device)),
-            0,
-        )?;
+        let cut = Cut::down(blob, &routing, stream.device().properties());
         let [.., bias] = blob.biases_at.unwrap_or_default();
         let args = [
-            &scores[..1],
-            &self.routing(scores)[..],
+            &choosing[..],
             &[
                 list.into(),
                 (blob.down_at as u32).into(),
@@ -279,12 +258,19 @@ impl Mixer {
             ],
         ]
         .concat();
-        let grid = [cut.grid as u32, tokens.n as u32, 1];
-        let launch = Launch::grid(grid, [cut.warps as u32 * 32, 1, 1])
-            .shared(cut.shared_bytes)
-            .start(start);
+        let launch = cut_launch(OP, stream, &cut, tokens.n)?.start(start);
         let kernel = &self.format(OP, blob.down)?.down;
         // SAFETY: as in `gate_up`.
         unsafe { kernel.launch(stream, launch, &args) }
     }
+}
+
+/// A launch of what a cut says, for `n` tokens.
+fn cut_launch(op: &'static str, stream: &Stream, cut: &Cut, n: usize) -> Result<Launch, Error> {
+    let most = cut::shared_bytes_max(stream.device().properties());
+    let over = cut.shared_bytes.saturating_sub(most);
+    length(op, "bytes of shared memory over the limit", over, 0)?;
+    let grid = [cut.grid as u32, n as u32, 1];
+    let launch = Launch::grid(grid, [cut.warps as u32 * 32, 1, 1]);
+    Ok(launch.shared(cut.shared_bytes))
 }

@@ -123,14 +123,13 @@ impl Mixer {
         const OP: &str = "groups of experts";
         self.check(OP, layer, tokens.n)?;
         self.check_tokens(OP, layer.blob, tokens)?;
-        let scores = self.scores(OP, tokens.n, tokens.scores)?;
+        let choosing = self.choosing(OP, tokens.n, tokens.scores)?;
         let Routing { experts, used, .. } = self.shape.routing;
         let pairs = tokens.n * used;
         let pad = Pad::of(pairs, experts);
         let places = pad.blocks(pairs, experts) * pad.0;
         let args = [
-            &scores[..1],
-            &self.routing(scores)[..],
+            &choosing[..],
             &[
                 (tokens.n as i32).into(),
                 (&self.ids).into(),

@@ -344,8 +344,8 @@ impl Mixer {
         )
     }
 
-    /// The scores of `n` tokens, and how they are made of parts.
-    fn scores(&self, op: &'static str, n: usize, scores: Scores<'_>) -> Result<[Arg; 3], Error> {
+    /// What kernels choose by: the scores of `n` tokens, and their `ROUTING_PARAMETERS`.
+    fn choosing(&self, op: &'static str, n: usize, scores: Scores<'_>) -> Result<[Arg; 9], Error> {
         let Shape { width, routing, .. } = self.shape;
         let (values, parts, bias) = match scores {
             Scores::Whole(values) => (values, 1, None),
@@ -356,21 +356,13 @@ impl Mixer {
         if let Some(bias) = bias {
             length(op, "bias of the scores", bias.len(), routing.experts)?;
         }
-        Ok([
-            values.into(),
-            (parts as i32).into(),
-            bias.map_or(Arg::NULL, Arg::from),
-        ])
-    }
-
-    fn routing(&self, [_, parts, bias]: [Arg; 3]) -> [Arg; 8] {
         let Routing {
             experts,
             used,
             weighing,
             scale,
             groups,
-        } = self.shape.routing;
+        } = routing;
         let weighing = match weighing {
             Weighing::Softmax => 0,
             Weighing::SoftmaxOfChosen => 1,
@@ -378,16 +370,17 @@ impl Mixer {
             Weighing::SigmoidOfChosen => 3,
         };
         let groups = groups.map_or((0, 0), |groups| (groups.total, groups.used));
-        [
+        Ok([
+            values.into(),
             (experts as i32).into(),
             (used as i32).into(),
             Arg::from(weighing),
             scale.into(),
             (groups.0 as i32).into(),
             (groups.1 as i32).into(),
-            parts,
-            bias,
-        ]
+            (parts as i32).into(),
+            bias.map_or(Arg::NULL, Arg::from),
+        ])
     }
 
     fn gate(&self) -> Arg {

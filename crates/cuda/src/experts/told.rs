@@ -270,11 +270,10 @@ impl Mixer {
         let Shape { width, routing, .. } = self.shape;
         let short = width.saturating_sub(x.len());
         length(OP, "inputs that are missing", short, 0)?;
-        let scores = self.scores(OP, 1, scores)?;
+        let choosing = self.choosing(OP, 1, scores)?;
         let asked = self.asked(OP)?;
         let args = [
-            &scores[..1],
-            &self.routing(scores)[..],
+            &choosing[..],
             &[
                 x.into(),
                 (width as i32).into(),

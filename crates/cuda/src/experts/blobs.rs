@@ -4,16 +4,24 @@ use cpu::mem;
 
 use crate::device::{Device, Owned};
 use crate::error::Error;
+use crate::memory::Pinned;
 
 /// Host memory of blobs, one behind the other: the first ones pinned, so that the device copies and reads them by itself, those behind them not, where no
 /// more may be pinned.
 ///
-/// It is memory in huge pages that is registered with the driver, which is done in a fraction of the time that the driver takes to give as much.
+/// It is memory in huge pages that is registered with the driver, which is done in a fraction of the time that the driver takes to give as much; where that
+/// is refused, what the driver gives.
 #[derive(Debug)]
 pub struct Blobs {
     device: Device,
-    memory: mem::Buffer<u8>,
+    memory: Memory,
     pinned: usize,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Registered(mem::Buffer<u8>),
+    Given(Pinned<u8>),
 }
 
 impl Blobs {
@@ -27,16 +35,22 @@ impl Blobs {
         starts: &[usize],
         most: usize,
     ) -> Result<Self, Error> {
-        let mut pinned = Self::pinned_part(starts, memory.len(), most);
-        while pinned > 0 && !device.register(&mut memory, pinned)? {
-            pinned = Self::pinned_part(starts, memory.len(), pinned / 2);
-        }
-        let device = device.clone();
-        Ok(Self {
-            device,
+        let bytes = memory.len();
+        let mut pinned = Self::pinned_part(starts, bytes, most);
+        let new = |memory, pinned| Self {
+            device: device.clone(),
             memory,
             pinned,
-        })
+        };
+        while pinned > 0 && !device.register(&mut memory, pinned)? {
+            if pinned == bytes
+                && let Ok(given) = Pinned::unset(device, bytes)
+            {
+                return Ok(new(Memory::Given(given), bytes));
+            }
+            pinned = Self::pinned_part(starts, bytes, pinned / 2);
+        }
+        Ok(new(Memory::Registered(memory), pinned))
     }
 
     /// How many bytes to pin if at most `most` may be: whole blobs, which begin at `starts`, ascending, and end at `bytes`.
@@ -50,7 +64,7 @@ impl Blobs {
 
     /// Bytes of all.
     pub fn len(&self) -> usize {
-        self.memory.len()
+        self.bytes().len()
     }
 
     /// Whether there are none.
@@ -65,26 +79,35 @@ impl Blobs {
 
     /// All bytes.
     pub fn bytes(&self) -> &[u8] {
-        &self.memory
+        match &self.memory {
+            Memory::Registered(memory) => memory,
+            Memory::Given(memory) => memory,
+        }
     }
 
     /// All bytes, to be written.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.memory
+        match &mut self.memory {
+            Memory::Registered(memory) => memory,
+            Memory::Given(memory) => memory,
+        }
     }
 
     /// The device's address of byte `at`, which must be pinned with the `len` bytes from there on.
     pub(super) fn address(&self, at: usize, len: usize) -> Option<u64> {
         let is_pinned = at.checked_add(len)? <= self.pinned;
-        is_pinned.then(|| self.memory[at..].as_ptr().addr() as u64)
+        is_pinned.then(|| self.bytes()[at..].as_ptr().addr() as u64)
     }
 }
 
 impl Drop for Blobs {
     fn drop(&mut self) {
+        let Memory::Registered(memory) = &mut self.memory else {
+            return;
+        };
         if self.pinned > 0 {
             let nothing = mem::Buffer::new(0).expect("nothing takes no memory");
-            let memory = std::mem::replace(&mut self.memory, nothing);
+            let memory = std::mem::replace(memory, nothing);
             self.device.give_back(Owned::Registered(memory));
         }
     }

@@ -6,6 +6,7 @@ mod common;
 mod small;
 
 use std::ops::ControlFlow;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use engine::Error;
 use engine::experts::{
@@ -97,6 +98,13 @@ fn differing(found: &[f32], wanted: &[f32]) -> Option<(usize, usize)> {
     Some(((0..found.len()).filter(differs).count(), first))
 }
 
+/// Models take the GPU one at a time: while one's memory is made pinned, what another gives to the GPU is late for work that waits for it there.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn a_gpu_has_the_bits_of_the_cpu() {
     let gpu = match Gpu::first() {
@@ -104,6 +112,7 @@ fn a_gpu_has_the_bits_of_the_cpu() {
         Ok(None) => return common::skipped("a_gpu_has_the_bits_of_the_cpu", "there is no GPU"),
         Err(error) => panic!("a GPU that cannot be used: {error}"),
     };
+    let _alone = alone();
     let mut wrong = Vec::new();
     for kind in Kind::ALL {
         for ty in [
@@ -173,6 +182,7 @@ fn experts_of_a_gpu_are_the_same_wherever_they_are() {
         }
         Err(error) => panic!("a GPU that cannot be used: {error}"),
     };
+    let _alone = alone();
     let device = ComputeDevice::Cuda(gpu.ordinal());
     let mut wrong = Vec::new();
     for (kind, ty) in [
@@ -236,6 +246,7 @@ fn experts_that_no_gpu_reaches_are_the_same_too() {
         }
         Err(error) => panic!("a GPU that cannot be used: {error}"),
     };
+    let _alone = alone();
     let device = ComputeDevice::Cuda(gpu.ordinal());
     let mut wrong = Vec::new();
     // Without biases and with them, which the sum reads where they lie.
@@ -298,6 +309,7 @@ fn what_fails_on_a_gpu_is_told_and_never_a_wrong_token() {
         }
         Err(error) => panic!("a GPU that cannot be used: {error}"),
     };
+    let _alone = alone();
     let device = ComputeDevice::Cuda(gpu.ordinal());
     let placed = load(Kind::Qwen3Moe, TensorType::Q4_K, device, ExpertHome::Host);
     let many = tokens(64);

@@ -220,8 +220,7 @@ extern "C" __global__ void gated_256(float* gate, const float* up, int f, int is
     emit_256({q, nullptr, d, s16, K, how}, x, t, block);
 }
 
-// f(gate) * up of 8 values. SiLU of gates that are neither large nor tiny needs no limits, and a division whose operands and result lie well inside the
-// range of floats, the steps of which are those that `/` takes there.
+// f(gate) * up of 8 values. SiLU of gates that are neither large nor tiny needs no limits.
 __device__ __forceinline__ void gated_8(int f, const float4* gate, const float4* up, float4 (&x)[2]) {
     constexpr float LARGE = 40.0f, TINY = 0x1p-60f, SHIFT = 12582912.0f + 126.0f;
     float4 g[2] = {gate[0], gate[1]}, u[2] = {up[0], up[1]};
@@ -235,11 +234,7 @@ __device__ __forceinline__ void gated_8(int f, const float4* gate, const float4*
         const float shifted = -x * math::LOG2_E + SHIFT, n = shifted - SHIFT;
         const float r = fmaf(n, -math::LN2_LOW, fmaf(n, -math::LN2_HIGH, -x));
         const float d = 1.0f + math::exp_taylor(r, 2.0f) * __int_as_float(__float_as_int(shifted) << 23);
-        float inverse;
-        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(d));
-        inverse = fmaf(inverse, fmaf(-d, inverse, 1.0f), inverse);
-        const float q = x * inverse;
-        return fmaf(fmaf(-d, q, x), inverse, q) * by;
+        return x / d * by;
     };
     if (f == 0 && most <= LARGE && least >= TINY) {
 #pragma unroll

@@ -333,6 +333,42 @@ fn what_cannot_fit_says_what_would() {
 }
 
 #[test]
+fn shorter_chunks_are_a_hint_where_they_are_enough() {
+    let model = dense(48, 9.0);
+    let with = |n_ubatch, bytes| {
+        let request = Request {
+            type_k: Some(F16),
+            type_v: Some(F16),
+            n_ubatch,
+            ..ctx(8192)
+        };
+        let mut profile = default_profile();
+        profile.host.memory_available_bytes = bytes;
+        plan(&request, &model, &profile)
+    };
+    let (mut low, mut high) = (9 * GIB, 64 * GIB);
+    while high - low > MIB {
+        let middle = low + (high - low) / 2;
+        if with(128, middle).fits {
+            high = middle;
+        } else {
+            low = middle;
+        }
+    }
+    let refused = with(512, high);
+    assert!(!refused.fits && !with(256, high).fits);
+    let hint = "with --ubatch 128 it fits";
+    assert!(
+        refused.hints.iter().any(|h| h == hint),
+        "{:?}",
+        refused.hints
+    );
+    // Not where it would not be.
+    let hints = with(512, low - GIB).hints;
+    assert!(!hints.iter().any(|h| h.contains("--ubatch")), "{hints:?}");
+}
+
+#[test]
 fn the_largest_context_is_the_largest() {
     let model = dense(48, 13.85);
     let profile = machine("24gb-pcie4-ddr5");

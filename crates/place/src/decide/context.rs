@@ -118,7 +118,11 @@ fn round_down(n: u64) -> u64 {
     if n >= 1024 { n / 1024 * 1024 } else { n }
 }
 
-/// What would fit instead: less context at the tiers allowed, or the whole context, or as much as can be, at lower tiers.
+/// The least chunk of a prompt that is proposed.
+const UBATCH_LEAST: u64 = 32;
+
+/// What would fit instead: less context at the tiers allowed, or the whole context, or as much as can be, at lower tiers; all of it with less work
+/// space, which shorter chunks of a prompt need.
 pub(super) fn hints(
     model: &Model,
     request: &Request,
@@ -165,6 +169,17 @@ pub(super) fn hints(
         if n > of_allowed {
             hints.push(format!("with --spill auto it fits at {n}"));
         }
+    }
+    if let Some(&tier) = allowed.first() {
+        let halves = std::iter::successors(Some(request.n_ubatch / 2), |n| Some(n / 2));
+        let fitting = halves.take_while(|&n| n >= UBATCH_LEAST).find(|&n_ubatch| {
+            let shorter = Request {
+                n_ubatch,
+                ..*request
+            };
+            most(&shorter, tier) >= request.n_ctx
+        });
+        hints.extend(fitting.map(|n| format!("with --ubatch {n} it fits")));
     }
     hints
 }

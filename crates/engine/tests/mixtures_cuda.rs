@@ -101,18 +101,26 @@ fn differing(found: &[f32], wanted: &[f32]) -> Option<(usize, usize)> {
 /// Models take the GPU one at a time: while one's memory is made pinned, what another gives to the GPU is late for work that waits for it there.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-fn alone() -> MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+/// The GPU, for this test alone; `None`, with a word, where there is none.
+fn gpu(test: &str) -> Option<(ComputeDevice, MutexGuard<'static, ()>)> {
+    match Gpu::first() {
+        Ok(Some(gpu)) => {
+            let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+            Some((ComputeDevice::Cuda(gpu.ordinal()), alone))
+        }
+        Ok(None) => {
+            common::skipped(test, "there is no GPU");
+            None
+        }
+        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    }
 }
 
 #[test]
 fn a_gpu_has_the_bits_of_the_cpu() {
-    let gpu = match Gpu::first() {
-        Ok(Some(gpu)) => gpu,
-        Ok(None) => return common::skipped("a_gpu_has_the_bits_of_the_cpu", "there is no GPU"),
-        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    let Some((device, _alone)) = gpu("a_gpu_has_the_bits_of_the_cpu") else {
+        return;
     };
-    let _alone = alone();
     let mut wrong = Vec::new();
     for kind in Kind::ALL {
         for ty in [
@@ -121,12 +129,7 @@ fn a_gpu_has_the_bits_of_the_cpu() {
             TensorType::Q8_0,
             TensorType::MXFP4,
         ] {
-            let there = load(
-                kind,
-                ty,
-                ComputeDevice::Cuda(gpu.ordinal()),
-                ExpertHome::Device,
-            );
+            let there = load(kind, ty, device, ExpertHome::Device);
             let here = load(kind, ty, ComputeDevice::Cpu, ExpertHome::Device);
             let few = tokens(40);
             let (found, wanted) = (
@@ -174,16 +177,9 @@ fn placing(model: &Model, part: f64, share: Share) -> ExpertPlacing {
 
 #[test]
 fn experts_of_a_gpu_are_the_same_wherever_they_are() {
-    let gpu = match Gpu::first() {
-        Ok(Some(gpu)) => gpu,
-        Ok(None) => {
-            let test = "experts_of_a_gpu_are_the_same_wherever_they_are";
-            return common::skipped(test, "there is no GPU");
-        }
-        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    let Some((device, _alone)) = gpu("experts_of_a_gpu_are_the_same_wherever_they_are") else {
+        return;
     };
-    let _alone = alone();
-    let device = ComputeDevice::Cuda(gpu.ordinal());
     let mut wrong = Vec::new();
     for (kind, ty) in [
         (Kind::Qwen3Moe, TensorType::Q4_K),
@@ -238,16 +234,9 @@ fn experts_of_a_gpu_are_the_same_wherever_they_are() {
 
 #[test]
 fn experts_that_no_gpu_reaches_are_the_same_too() {
-    let gpu = match Gpu::first() {
-        Ok(Some(gpu)) => gpu,
-        Ok(None) => {
-            let test = "experts_that_no_gpu_reaches_are_the_same_too";
-            return common::skipped(test, "there is no GPU");
-        }
-        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    let Some((device, _alone)) = gpu("experts_that_no_gpu_reaches_are_the_same_too") else {
+        return;
     };
-    let _alone = alone();
-    let device = ComputeDevice::Cuda(gpu.ordinal());
     let mut wrong = Vec::new();
     // Without biases and with them, which the sum reads where they lie.
     for (kind, ty) in [
@@ -301,16 +290,9 @@ fn experts_that_no_gpu_reaches_are_the_same_too() {
 
 #[test]
 fn what_fails_on_a_gpu_is_told_and_never_a_wrong_token() {
-    let gpu = match Gpu::first() {
-        Ok(Some(gpu)) => gpu,
-        Ok(None) => {
-            let test = "what_fails_on_a_gpu_is_told_and_never_a_wrong_token";
-            return common::skipped(test, "there is no GPU");
-        }
-        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    let Some((device, _alone)) = gpu("what_fails_on_a_gpu_is_told_and_never_a_wrong_token") else {
+        return;
     };
-    let _alone = alone();
-    let device = ComputeDevice::Cuda(gpu.ordinal());
     let placed = load(Kind::Qwen3Moe, TensorType::Q4_K, device, ExpertHome::Host);
     let many = tokens(64);
     let expected = logits(

@@ -372,15 +372,20 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
+    /// Makes room for the partials of the item's rows.
+    pub(super) fn reserve(&mut self, rows: &Rows<'_>) {
+        for state in [&mut self.block, &mut self.group, &mut self.total] {
+            state.reserve(rows.count(), rows.shape.c_v);
+        }
+    }
+
     /// Makes room for the item's rows and takes their queries from `q`.
     pub(super) fn prepare(&mut self, rows: &Rows<'_>, q: &[f32]) {
         let (n, shape) = (rows.count(), &rows.shape);
+        self.reserve(rows);
         reserve(&mut self.k32, PANEL * shape.c_k);
         self.work.reserve(n, shape.c_v);
         reserve(&mut self.s, n * CELLS);
-        for state in [&mut self.block, &mut self.group, &mut self.total] {
-            state.reserve(n, shape.c_v);
-        }
         self.q_at.clear();
         for r in 0..n {
             let (t, h) = rows.token_head(r);

@@ -307,13 +307,16 @@ fn attend_to(
         }
     };
     let spans = seen(spans, params, position, tokens);
-    // One token over a long past: its groups, or its spans if those are too few, are spread and folded afterwards. A group that
-    // comes in several calls goes on span by span.
+    // One token over a long past: its groups, or its spans if threads would be left without groups, are spread and folded
+    // afterwards. A group that comes in several calls goes on span by span.
     let groups = match (spans.first(), spans.last()) {
         (Some(first), Some(last)) => first.group()..last.group() + 1,
         _ => 0..0,
     };
-    let whole_groups = step == Step::ONLY && groups.len() * shape.heads >= ITEMS_A_THREAD * threads;
+    let rounds = |parts: usize| (parts * shape.heads).div_ceil(threads);
+    let whole_groups = step == Step::ONLY
+        && (groups.len() * shape.heads >= ITEMS_A_THREAD * threads
+            || rounds(groups.len()) * GROUP <= rounds(spans.len()));
     let parts = if whole_groups {
         groups.len()
     } else {
@@ -367,27 +370,31 @@ fn attend_to(
             }
         });
     });
+    // Folding is spread over query heads, each as if it had a KV head of its own: what others' caches hold comes from there to many threads
+    // at once.
     let saved = &*buffer;
-    pool.run(shape.heads, |head| {
-        let rows = rows(0, head);
+    pool.run(params.heads, |head| {
+        let rows = Rows {
+            head,
+            gqa: 1,
+            ..rows(0, 0)
+        };
         SCRATCH.with_borrow_mut(|scratch| {
-            scratch.prepare(&rows, q);
+            scratch.reserve(&rows);
             resume(&rows, scratch);
             let mut open = opened;
             for i in 0..parts {
                 let group = group_of(i);
                 if open != Some(group) {
                     let (total, partial) = (&mut scratch.total, &scratch.group);
-                    merge(isa, gqa, shape.c_v, total, partial);
+                    merge(isa, 1, shape.c_v, total, partial);
                     scratch.group.clear();
                 }
                 open = Some(group);
-                for r in 0..gqa {
-                    let at = (i * params.heads + head * gqa + r) * size;
-                    scratch.block.load(r, &saved[at..][..size]);
-                }
+                let at = (i * params.heads + head) * size;
+                scratch.block.load(0, &saved[at..][..size]);
                 let (group, partial) = (&mut scratch.group, &scratch.block);
-                merge(isa, gqa, shape.c_v, group, partial);
+                merge(isa, 1, shape.c_v, group, partial);
             }
             leave(&rows, scratch);
         });

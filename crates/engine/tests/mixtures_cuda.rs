@@ -6,7 +6,7 @@ mod common;
 mod small;
 
 use std::ops::ControlFlow;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use engine::Error;
 use engine::experts::{
@@ -98,16 +98,10 @@ fn differing(found: &[f32], wanted: &[f32]) -> Option<(usize, usize)> {
     Some(((0..found.len()).filter(differs).count(), first))
 }
 
-/// Models take the GPU one at a time: while one's memory is made pinned, what another gives to the GPU is late for work that waits for it there.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-/// The GPU, for this test alone; `None`, with a word, where there is none.
-fn gpu(test: &str) -> Option<(ComputeDevice, MutexGuard<'static, ()>)> {
+/// The GPU; `None`, with a word, where there is none.
+fn gpu(test: &str) -> Option<ComputeDevice> {
     match Gpu::first() {
-        Ok(Some(gpu)) => {
-            let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-            Some((ComputeDevice::Cuda(gpu.ordinal()), alone))
-        }
+        Ok(Some(gpu)) => Some(ComputeDevice::Cuda(gpu.ordinal())),
         Ok(None) => {
             common::skipped(test, "there is no GPU");
             None
@@ -118,7 +112,7 @@ fn gpu(test: &str) -> Option<(ComputeDevice, MutexGuard<'static, ()>)> {
 
 #[test]
 fn a_gpu_has_the_bits_of_the_cpu() {
-    let Some((device, _alone)) = gpu("a_gpu_has_the_bits_of_the_cpu") else {
+    let Some(device) = gpu("a_gpu_has_the_bits_of_the_cpu") else {
         return;
     };
     let mut wrong = Vec::new();
@@ -177,7 +171,7 @@ fn placing(model: &Model, part: f64, share: Share) -> ExpertPlacing {
 
 #[test]
 fn experts_of_a_gpu_are_the_same_wherever_they_are() {
-    let Some((device, _alone)) = gpu("experts_of_a_gpu_are_the_same_wherever_they_are") else {
+    let Some(device) = gpu("experts_of_a_gpu_are_the_same_wherever_they_are") else {
         return;
     };
     let mut wrong = Vec::new();
@@ -234,7 +228,7 @@ fn experts_of_a_gpu_are_the_same_wherever_they_are() {
 
 #[test]
 fn experts_that_no_gpu_reaches_are_the_same_too() {
-    let Some((device, _alone)) = gpu("experts_that_no_gpu_reaches_are_the_same_too") else {
+    let Some(device) = gpu("experts_that_no_gpu_reaches_are_the_same_too") else {
         return;
     };
     let mut wrong = Vec::new();
@@ -288,9 +282,58 @@ fn experts_that_no_gpu_reaches_are_the_same_too() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// What makes, uses and drops models in the same process has the driver wait until the GPU has nothing to do: nobody who answers a GPU that waits may then be
+/// in a call of the driver.
+#[test]
+fn models_that_come_and_go_hold_nobody_up() {
+    let Some(device) = gpu("models_that_come_and_go_hold_nobody_up") else {
+        return;
+    };
+    let (kind, ty) = (Kind::Qwen3Moe, TensorType::Q4_K);
+    let there = load(kind, ty, device, ExpertHome::Device);
+    let all = place::experts::blob_bytes(&placed_layers(&there.expert_layers()));
+    let few = tokens(30);
+    let expected = logits(&there, &few, None, None);
+    let placed = load_pinned(kind, ty, device, ExpertHome::Host, Some(all / 2));
+    let (is_over, gone) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let come_and_go = || {
+        while !is_over.load(Ordering::Relaxed) {
+            let other = load(Kind::Llama, TensorType::Q6_K, device, ExpertHome::Host);
+            let experts = Some(placing(&other, 0.5, Share::Auto));
+            logits(&other, &tokens(3), None, experts);
+            drop(other);
+            gone.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    let generate = || {
+        let _over = Over(&is_over);
+        let mut rounds = 0;
+        while gone.load(Ordering::Relaxed) < 5 || rounds < 3 {
+            for (part, share) in [(0.3, Share::Off), (0.3, Share::Auto), (0.6, Share::Off)] {
+                let found = logits(&placed, &few, None, Some(placing(&placed, part, share)));
+                assert_eq!(differing(&found, &expected), None, "{part}, {share:?}");
+            }
+            rounds += 1;
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(come_and_go);
+        generate();
+    });
+}
+
+/// Says that it is over when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn what_fails_on_a_gpu_is_told_and_never_a_wrong_token() {
-    let Some((device, _alone)) = gpu("what_fails_on_a_gpu_is_told_and_never_a_wrong_token") else {
+    let Some(device) = gpu("what_fails_on_a_gpu_is_told_and_never_a_wrong_token") else {
         return;
     };
     let placed = load(Kind::Qwen3Moe, TensorType::Q4_K, device, ExpertHome::Host);

@@ -9,6 +9,7 @@ use quant::formats::{self, Class};
 use quant::product::CHUNK;
 use quant::tile::{Layout, ROWS};
 
+use crate::device::Device;
 use crate::error::{Error, length};
 use crate::memory::{Buffer, Pinned};
 use crate::staging;
@@ -308,6 +309,44 @@ impl Slots {
             table: &self.on_device,
             experts: list * self.experts..(list + 1) * self.experts,
         }
+    }
+}
+
+/// Pinned memory for blobs of which a device is to read those that it does not reach where they lie.
+#[derive(Debug)]
+pub struct Near {
+    memory: Pinned<u8>,
+    /// Of a piece.
+    bytes: usize,
+}
+
+impl Near {
+    /// So many pieces, for blobs of up to `bytes` bytes.
+    pub fn new(device: &Device, pieces: usize, bytes: usize) -> Result<Self, Error> {
+        Ok(Self {
+            memory: Pinned::new(device, pieces.saturating_mul(bytes))?,
+            bytes,
+        })
+    }
+
+    /// Copies a blob to a piece, without the driver. Nobody reads what was there before.
+    pub fn bring(
+        &mut self,
+        blobs: &Blobs,
+        blob: Range<usize>,
+        piece: usize,
+    ) -> Result<Place, Error> {
+        const OP: &str = "an expert brought near";
+        let (from, n) = (blobs.bytes(), blob.len());
+        let over = blob.end.saturating_sub(from.len());
+        length(OP, "bytes over the blobs", over, 0)?;
+        length(OP, "bytes over the piece", n.saturating_sub(self.bytes), 0)?;
+        let (at, has) = (piece * self.bytes, self.memory.len());
+        let Some(to) = self.memory.get_mut(at..at + n) else {
+            return length(OP, "bytes of pieces", at + n, has).map(|()| Place(0));
+        };
+        to.copy_from_slice(&from[blob]);
+        Ok(Place(self.memory.address() + at as u64))
     }
 }
 

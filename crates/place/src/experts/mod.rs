@@ -374,6 +374,20 @@ impl Experts {
         }
     }
 
+    /// Whether the CPU computes some of most layers of the step, unless a gate has found that it had better not.
+    pub fn shares_mostly(&self) -> bool {
+        match self.share() {
+            Share::Off => false,
+            Share::Fixed(share) => share > 0.0,
+            Share::Always => true,
+            Share::Auto => {
+                let gate = self.buckets[bucket(self.tokens)].gate.as_ref();
+                let verdict = gate.and_then(Gate::verdict);
+                verdict.is_none_or(|verdict| verdict.shares)
+            }
+        }
+    }
+
     /// The CPU's part that is wanted in the step.
     fn share(&self) -> Share {
         match self.generated {

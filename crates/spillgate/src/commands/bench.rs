@@ -120,7 +120,7 @@ pub enum Work {
 }
 
 impl Case {
-    fn name(self) -> String {
+    pub fn name(self) -> String {
         let work = match self.work {
             Work::Prompt(n) => format!("pp{n}"),
             Work::Generate(n) => format!("tg{n}"),

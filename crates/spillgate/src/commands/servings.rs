@@ -92,14 +92,17 @@ pub fn measure(
         }
         let mut tok_s = vec![Vec::new(); sessions.len()];
         for _ in 0..args.repetitions {
-            for (session, tok_s) in sessions.iter_mut().zip(&mut tok_s) {
+            let ways = args.serve.iter().zip(&mut sessions);
+            for ((way, session), tok_s) in ways.zip(&mut tok_s) {
                 if interrupt::asked() {
                     return Err(Interrupted.into());
                 }
                 session.truncate(case.depth);
                 let begun = Instant::now();
                 case.run(session, work)?;
-                tok_s.push(case.tokens() as f64 / begun.elapsed().as_secs_f64());
+                let took = begun.elapsed().as_secs_f64();
+                tracing::debug!(way = way.text, case = case.name(), ms = took * 1e3);
+                tok_s.push(case.tokens() as f64 / took);
             }
         }
         let ways = args.serve.iter().zip(&sessions).zip(begun_with);

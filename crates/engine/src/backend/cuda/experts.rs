@@ -11,22 +11,24 @@
 //!                      host     answers where: in a slot, in host memory, from where the device then reads a streamed one itself, or with the CPU
 //! ```
 //!
-//! So a generated token is given, or launched as a graph, ahead of all answers, and the driver is not called before one: who waits for the device would keep the
-//! host from answering. What moves into the cache is copied when a later layer's routing is known: all launches of the layers before are past
-//! then, and slots and lists that they read may be written. A prompt's is copied behind what its layer streams.
+//! So a generated token is given, or launched as a graph, ahead of all answers, and **the driver is not called while a layer may be waiting for one**: a call may
+//! last until the device has nothing to do, if anybody else in the process gives memory back meanwhile, loads kernels or has memory pinned, and then the
+//! device would wait for the host, and the host for the device. What moves into the cache is copied when a later layer's routing is known, as all
+//! launches of the layers before are past then, and slots and lists that they read may be written: a prompt's behind what its layer streams, a generated token's
+//! behind its last answer.
 //!
-//! What is not pinned the device neither reads nor copies by itself: it goes through a few pinned slots that the host fills, and a generated token's layer
-//! waits for it.
+//! What is not pinned the device neither reads nor copies by itself. A prompt's goes through a few pinned slots that the host fills; for a generated token the
+//! host copies it to pinned memory, where the device reads it.
 
 use super::mixture::{Lying, Mixtures};
 use crate::error::Error;
-use crate::experts::{Emulated, Store};
+use crate::experts::Store;
 use crate::model::{Mixture, Model};
 use cpu::acts::Acts;
 use cpu::mixture::{self, Expert, Pools, Side, Source};
 use cpu::product::Operand;
 use cuda::Stream;
-use cuda::experts::{Blob, Blobs, Foreign, Mixer, Place, Shared, Slots, Tokens};
+use cuda::experts::{Blob, Blobs, Foreign, Mixer, Near, Place, Shared, Slots, Tokens};
 use cuda::kernel::Start;
 use cuda::stream::{Event, Timing};
 use cuda::{Buffer, Mailbox, Pinned, Slot as Bounce};
@@ -69,9 +71,10 @@ pub(super) struct PlacedExperts {
     number: u64,
     routed: Event,
     adopted: Event,
-    /// Inputs `[T, D]` of many tokens, and their experts `[T, used]`.
+    /// Inputs `[T, D]` of many tokens, and their experts `[T, used]`; whether those of the layer in work are on their way.
     x: Mailbox<f32>,
     ids: Mailbox<u32>,
+    are_sent: bool,
     cpu: CpuShare,
     /// The layer in work: how its experts are served, and since when.
     served: Vec<Served>,
@@ -84,6 +87,8 @@ pub(super) struct PlacedExperts {
     /// Pinned memory that copies of what is not pinned pass through, and whose turn it is.
     bounces: Vec<Bounce>,
     next_bounce: usize,
+    /// Where a generated token's experts are read that are not pinned, one piece for each of a layer's.
+    near: Near,
 }
 
 /// A copy to the cache behind a layer, by its number.
@@ -210,12 +215,13 @@ impl PlacedExperts {
         );
         let acts = || Acts::new(ubatch, c.width).map_err(memory);
         let has_pageable = blobs.pinned_bytes() < blobs.len();
-        let bounces = match has_pageable || store.emulated().host_copy {
-            true => BOUNCES,
-            false => 0,
+        let (bounces, pieces) = match has_pageable || store.emulated().host_copy {
+            true => (BOUNCES, used),
+            false => (0, 0),
         };
         let bytes = mixtures.lying.blobs.iter().map(Blob::bytes).max();
-        let bounces = (0..bounces).map(|_| Bounce::new(device, bytes.unwrap_or(0)));
+        let bytes = bytes.unwrap_or(0);
+        let bounces = (0..bounces).map(|_| Bounce::new(device, bytes));
         let mut this = Self {
             slots: Slots::new(stream, blobs, end, experts, experts + 2)?,
             settling: vec![None; places.len()],
@@ -235,6 +241,7 @@ impl PlacedExperts {
             adopted: event(Timing::Off)?,
             x: Mailbox::new(device, ubatch * c.width)?,
             ids: Mailbox::new(device, ubatch * used)?,
+            are_sent: false,
             cpu: CpuShare {
                 computing: Computing {
                     mixer: mixture::Mixer::new(shape, ubatch).map_err(memory)?,
@@ -250,6 +257,7 @@ impl PlacedExperts {
             is_recording: false,
             bounces: bounces.collect::<Result<_, _>>()?,
             next_bounce: 0,
+            near: Near::new(device, pieces, bytes)?,
             places,
             store,
         };
@@ -266,7 +274,12 @@ impl PlacedExperts {
     }
 
     /// Begins a step. What the last layer of the step before took is not known: the next one's routing says when it ended.
-    pub(super) fn begin_step(&mut self, position: usize, tokens: usize, generated: bool) {
+    pub(super) fn begin_step(
+        &mut self,
+        position: usize,
+        tokens: usize,
+        generated: bool,
+    ) -> Result<(), cuda::Error> {
         if let Some(pending) = self.pending.take() {
             self.store.took(&Took {
                 ms: ms(pending.since.elapsed()),
@@ -277,16 +290,16 @@ impl PlacedExperts {
         // What is given launch by launch, and by threads that slept, says nothing of the tokens after it.
         self.generated = if generated { self.generated + 1 } else { 0 };
         self.store.begin(position, tokens, generated);
+        self.settle()
     }
 
-    /// A layer's routing is known: ends the one before, and asks how this one's experts are served.
+    /// A layer's routing is known: ends the one before, and asks how this one's experts are served. Calls the driver only behind a prompt's layer.
     fn serve(
         &mut self,
         at: &At<'_>,
         used: impl Iterator<Item = (u32, u32)>,
     ) -> Result<(), cuda::Error> {
         let now = Instant::now();
-        self.settle()?;
         let are_copied = self.moving.is_empty() && self.bounces.is_empty() && !self.is_slowed();
         if let Some(pending) = self.pending.take() {
             let [begun, ended] = &self.streaming;
@@ -368,13 +381,21 @@ impl PlacedExperts {
         Ok(())
     }
 
-    /// Begins to copy what the store has moved into the cache, to slots that the layer in work does not use.
-    fn move_chosen(&mut self, lying: &Lying) -> Result<(), cuda::Error> {
+    /// Has what the store moves into the cache copied, to slots that the layer in work does not use, as soon as that may be begun.
+    fn move_chosen(&mut self) {
         for i in 0..self.store.copies().len() {
             let moving = self.moving(self.store.copies()[i]);
             self.due.push(moving);
         }
-        self.move_in(lying)
+    }
+
+    /// A generated token's layer needs no more answers. Behind the last one the driver may be called again.
+    fn end_one(&mut self, at: &At<'_>) -> Result<(), cuda::Error> {
+        self.move_chosen();
+        match at.mixture.index + 1 == at.lying.blobs.len() {
+            true => self.move_in(at.lying),
+            false => Ok(()),
+        }
     }
 
     /// Whether the device reaches the blob that begins there.
@@ -387,13 +408,8 @@ impl PlacedExperts {
         let (layer, slot) = (copy.layer as usize, copy.slot.0 as usize);
         let start = lying.starts[layer][copy.expert as usize];
         let (bytes, to) = (lying.blobs[layer].bytes(), self.places[slot]);
-        let Emulated {
-            link_gb_s,
-            host_copy,
-            ..
-        } = self.store.emulated();
         let begun = Instant::now();
-        if !host_copy && self.is_pinned(start) {
+        if !self.store.emulated().host_copy && self.is_pinned(start) {
             self.slots.fetch(&self.copies, start..start + bytes, to)?;
         } else {
             let bounce = &mut self.bounces[self.next_bounce];
@@ -401,13 +417,18 @@ impl PlacedExperts {
             self.slots
                 .fetch_through(&self.copies, bounce, start..start + bytes, to)?;
         }
-        if let Some(gb_s) = link_gb_s {
+        self.pace(begun, bytes);
+        Ok(())
+    }
+
+    /// Waits as long as a slower link would have taken for so many bytes, if one is emulated.
+    fn pace(&self, begun: Instant, bytes: usize) {
+        if let Some(gb_s) = self.store.emulated().link_gb_s {
             let took = Duration::from_secs_f64(bytes as f64 / gb_s / 1e9);
             while begun.elapsed() < took {
                 std::hint::spin_loop();
             }
         }
-        Ok(())
     }
 
     /// A generated token: has the host asked, and gives all that reads the layer's input in blocks. Says where experts are, unless it is recorded.
@@ -447,7 +468,7 @@ impl PlacedExperts {
             return Ok(());
         }
         self.share_one(at)?;
-        self.move_chosen(at.lying)
+        self.end_one(at)
     }
 
     /// Wakes the threads that compute the CPU's part of a step, if it may have one: they sleep through tokens without, and a layer that has to wake them is
@@ -463,7 +484,7 @@ impl PlacedExperts {
     pub(super) fn answer(&mut self, at: &mut At<'_>) -> Result<(), cuda::Error> {
         self.say_where(at)?;
         self.share_one(at)?;
-        self.move_chosen(at.lying)
+        self.end_one(at)
     }
 
     /// Where the experts are that a layer asks about.
@@ -494,41 +515,29 @@ impl PlacedExperts {
         };
         let (blob, start) = (&lying.blobs[index], lying.starts[index][expert as usize]);
         let at = slot.0 as usize;
-        let copy = Copy {
-            layer: index as u32,
-            expert,
-            slot,
-        };
-        let is_cached = slot.0 < self.cached;
-        let in_host = self.slots.place_in_host(blob, start)?;
-        // Copies that are slower than they need be cannot be spared by reading in place.
-        let is_copied = in_host.is_none() || self.is_slowed();
-        match way {
-            Way::Resident(_) if self.settling[at].is_none() => {}
-            // It is on its way.
-            Way::Resident(_) if in_host.is_some() => return Ok(in_host),
-            Way::Streamed(_) if !is_copied => {
-                if is_cached {
-                    self.move_behind(copy);
-                }
-                return Ok(in_host);
-            }
-            // No slot of the cache has two of a layer's; in the ring they may meet.
-            Way::Streamed(_) if !is_cached && in_host.is_some() => {
-                self.fetch(lying, copy)?;
-                return Ok(in_host);
-            }
-            Way::Streamed(_) if self.served[..i].iter().any(|s| s.way == way) => {
-                self.served[i].way = Way::Host;
-                return Ok(None);
-            }
-            _ => {
-                self.fetch(lying, copy)?;
-                self.copies.synchronise()?;
-                self.settling[at] = None;
-            }
+        let is_resident = matches!(way, Way::Resident(_));
+        if is_resident && self.settling[at].is_none() {
+            return self.slots.place(blob, self.places[at]).map(Some);
         }
-        self.slots.place(blob, self.places[at]).map(Some)
+        if !is_resident && slot.0 < self.cached {
+            self.move_behind(Copy {
+                layer: index as u32,
+                expert,
+                slot,
+            });
+        }
+        let begun = Instant::now();
+        let in_host = self.slots.place_in_host(blob, start)?;
+        let place = match in_host.filter(|_| !self.store.emulated().host_copy) {
+            Some(place) => place,
+            // What the layer before had there is read: its successor's routing is known.
+            None => {
+                let bytes = start..start + blob.bytes();
+                self.near.bring(self.slots.blobs(), bytes, i)?
+            }
+        };
+        self.pace(begun, blob.bytes());
+        Ok(Some(place))
     }
 
     /// The CPU's part of a generated token's experts.
@@ -575,11 +584,29 @@ impl PlacedExperts {
         &mut self,
         at: &mut At<'_>,
         tokens: &Tokens<'_>,
+        x: &Buffer<f32>,
     ) -> Result<(), cuda::Error> {
         let blob = &at.lying.blobs[at.mixture.index];
         let layer = self.slots.layer(blob, RESIDENT);
         at.mixer.group(at.stream, at.start, &layer, tokens)?;
-        at.stream.record(&self.routed)
+        at.stream.record(&self.routed)?;
+        // They are there, then, when the routing is known.
+        let experts = self.store.experts();
+        self.are_sent = experts.is_some_and(Experts::shares_mostly);
+        if self.are_sent {
+            self.send_inputs(at, tokens.n, x)?;
+        }
+        Ok(())
+    }
+
+    /// Sends the host what the CPU's part of many tokens' experts is computed from.
+    fn send_inputs(&mut self, at: &At<'_>, n: usize, x: &Buffer<f32>) -> Result<(), cuda::Error> {
+        let c = at.model.config();
+        let used = c.experts.as_ref().map_or(0, |experts| experts.routing.used);
+        self.side.wait(&self.routed)?;
+        self.x.receive(&self.side, x, n * c.width)?;
+        let (ids, _) = at.mixer.chosen();
+        self.ids.receive(&self.side, ids, n * used)
     }
 
     /// Everything else. `x` `[T, D]` are their inputs.
@@ -593,6 +620,7 @@ impl PlacedExperts {
     ) -> Result<(), cuda::Error> {
         let counts = at.mixer.told_many(at.stream)?.to_vec();
         let used = counts.iter().enumerate().filter(|&(_, &n)| n > 0);
+        self.settle()?;
         self.serve(at, used.map(|(e, &n)| (e as u32, n)))?;
         self.move_in(at.lying)?;
         let index = at.mixture.index;
@@ -655,7 +683,6 @@ impl PlacedExperts {
             at.mixer.multiply(at.stream, at.start, &layer, n)?;
         }
         self.stream_batches(at, n, &batches)?;
-        self.move_chosen(at.lying)?;
         if self.served.iter().any(|s| s.way == Way::Host) {
             let begun = Instant::now();
             self.share_many(at, n, x)?;
@@ -663,6 +690,8 @@ impl PlacedExperts {
                 pending.host += begun.elapsed();
             }
         }
+        self.move_chosen();
+        self.move_in(at.lying)?;
         let layer = self.slots.layer(blob, lists - 1);
         at.mixer.combine(at.stream, at.start, &layer, n, shared, y)
     }
@@ -737,10 +766,9 @@ impl PlacedExperts {
         let of = at.model.config().experts.as_ref();
         let used = of.map_or(0, |experts| experts.routing.used);
         let width = at.model.config().width;
-        self.side.wait(&self.routed)?;
-        self.x.receive(&self.side, x, n * width)?;
-        self.ids
-            .receive(&self.side, at.mixer.chosen().0, n * used)?;
+        if !self.are_sent {
+            self.send_inputs(at, n, x)?;
+        }
         self.side.synchronise()?;
         let (x, ids) = (&self.x[..n * width], &self.ids[..n * used]);
         let mut of_expert: Vec<Vec<u32>> = vec![Vec::new(); at.mixture.experts.len()];

@@ -123,11 +123,17 @@ impl Mixtures {
     }
 
     /// Begins a step of experts that are placed.
-    fn begin_step(&mut self, position: usize, tokens: usize, generated: bool) {
+    fn begin_step(
+        &mut self,
+        position: usize,
+        tokens: usize,
+        generated: bool,
+    ) -> Result<(), cuda::Error> {
         if let Some(placed) = self.placed.as_mut().filter(|placed| !placed.is_recording) {
-            placed.begin_step(position, tokens, generated);
+            placed.begin_step(position, tokens, generated)?;
             self.mixer.begin_token();
         }
+        Ok(())
     }
 
     /// Whether the device has never given up waiting for the host.
@@ -259,7 +265,7 @@ impl Cuda<'_> {
         if let Some((placed, mut at)) = mixtures.placing(self.model, mixture, stream, start) {
             return match self.generated {
                 true => placed.begin_one(&mut at, &tokens, normed),
-                false => placed.begin_many(&mut at, &tokens),
+                false => placed.begin_many(&mut at, &tokens, normed),
             };
         }
         let (mixer, layer) = mixtures.on_device(mixture);
@@ -267,10 +273,15 @@ impl Cuda<'_> {
     }
 
     /// Begins a step, as [`Backend::begin`](crate::backend::Backend::begin) does.
-    pub(super) fn begin_experts(&mut self, position: usize, tokens: usize) {
+    pub(super) fn begin_experts(
+        &mut self,
+        position: usize,
+        tokens: usize,
+    ) -> Result<(), cuda::Error> {
         let generated = self.generated;
-        if let Some(mixtures) = &mut self.mixtures {
-            mixtures.begin_step(position, tokens, generated);
+        match &mut self.mixtures {
+            Some(mixtures) => mixtures.begin_step(position, tokens, generated),
+            None => Ok(()),
         }
     }
 

@@ -438,8 +438,8 @@ impl Backend for Cuda<'_> {
 
     fn begin(&mut self, positions: &[Range<usize>], tokens: &[u32], x: &mut Buffer<f32>) {
         // Of several sequences the first one counts for records.
-        self.begin_experts(positions[0].start, tokens.len());
         self.run(|b| {
+            b.begin_experts(positions[0].start, tokens.len())?;
             let (n, c) = (tokens.len(), b.model.config());
             let factor = c.embedding_scale;
             b.summed = false;

@@ -80,7 +80,7 @@ impl Cuda<'_> {
             };
             if n == 1 {
                 b.write_step(positions[0].start, tokens[0])?;
-                b.begin_experts(positions[0].start, 1);
+                b.begin_experts(positions[0].start, 1)?;
             }
             let mark = || Event::new(b.stream.device(), Timing::On);
             let is_timed = tracing::enabled!(target: "step", tracing::Level::DEBUG);

@@ -155,6 +155,7 @@ driver! {
     host_unregister = "cuMemHostUnregister"(*mut c_void);
     copy_up = "cuMemcpyHtoDAsync_v2"(DevicePtr, *const c_void, usize, Handle);
     copy_down = "cuMemcpyDtoHAsync_v2"(*mut c_void, DevicePtr, usize, Handle);
+    copy_any = "cuMemcpyAsync"(DevicePtr, DevicePtr, usize, Handle);
     copy_across = "cuMemcpyDtoDAsync_v2"(DevicePtr, DevicePtr, usize, Handle);
     copy_rows = "cuMemcpy2DAsync_v2"(*const RowsCopy, Handle);
     fill_bytes = "cuMemsetD8Async"(DevicePtr, u8, usize, Handle);

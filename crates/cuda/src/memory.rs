@@ -50,6 +50,8 @@ pub struct Buffer<T: Plain> {
     device: Device,
     at: DevicePtr,
     len: usize,
+    /// Where they lie if that is host memory, which kernels reach over the link.
+    host: Option<Pinned<T>>,
     of: PhantomData<T>,
 }
 
@@ -87,6 +89,19 @@ impl<T: Plain> Buffer<T> {
             device: device.clone(),
             at,
             len,
+            host: None,
+            of: PhantomData,
+        })
+    }
+
+    /// The same in pinned host memory, for kernels that read little of it.
+    pub fn in_host(device: &Device, len: usize) -> Result<Self, Error> {
+        let pinned = Pinned::unset(device, len)?;
+        Ok(Self {
+            device: device.clone(),
+            at: pinned.address(),
+            len,
+            host: Some(pinned),
             of: PhantomData,
         })
     }
@@ -118,6 +133,11 @@ impl<T: Plain> Buffer<T> {
     /// Bytes.
     pub fn bytes(&self) -> usize {
         self.len * size_of::<T>()
+    }
+
+    /// Bytes of host memory.
+    pub fn host_bytes(&self) -> usize {
+        self.host.as_ref().map_or(0, |_| self.bytes())
     }
 
     /// The device.
@@ -172,6 +192,13 @@ impl<T: Plain> Buffer<T> {
         }
         let driver = self.device.bind()?;
         let to = self.at + (first * size_of::<T>()) as u64;
+        if self.host.is_some() {
+            // SAFETY: the range is inside the buffer; the caller vouches for `values`. Pinned memory has one address for host and device.
+            return self.device.check("cuMemcpyAsync", unsafe {
+                let from = values.as_ptr().addr() as u64;
+                (driver.copy_any)(to, from, size_of_val(values), stream.handle())
+            });
+        }
         // SAFETY: the range is inside the buffer; the caller vouches for `values`.
         self.device.check("cuMemcpyHtoDAsync", unsafe {
             (driver.copy_up)(
@@ -365,7 +392,7 @@ impl<T: Plain> Buffer<T> {
 
 impl<T: Plain> Drop for Buffer<T> {
     fn drop(&mut self) {
-        if self.at == 0 {
+        if self.at == 0 || self.host.is_some() {
             return;
         }
         TAKEN.fetch_sub(self.bytes() as u64, Ordering::Relaxed);

@@ -29,6 +29,20 @@ impl Weights {
     ///
     /// Fails if there are no kernels for the format, or K is not whole blocks.
     pub fn new(device: &Device, ty: TensorType, n: usize, k: usize) -> Result<Self, Error> {
+        Self::made(ty, n, k, |bytes| Buffer::new(device, bytes))
+    }
+
+    /// The same in host memory, for a matrix of which a step reads some rows.
+    pub fn in_host(device: &Device, ty: TensorType, n: usize, k: usize) -> Result<Self, Error> {
+        Self::made(ty, n, k, |bytes| Buffer::in_host(device, bytes))
+    }
+
+    fn made(
+        ty: TensorType,
+        n: usize,
+        k: usize,
+        memory: impl FnOnce(usize) -> Result<Buffer<u8>, Error>,
+    ) -> Result<Self, Error> {
         const OP: &str = "weights";
         let layout = Layout::of(ty).ok_or(Error::Format {
             op: OP,
@@ -56,7 +70,7 @@ impl Weights {
             layout,
             n,
             k,
-            data: Buffer::new(device, bytes)?,
+            data: memory(bytes)?,
         })
     }
 
@@ -154,6 +168,11 @@ impl Weights {
     /// Bytes of device memory that a matrix takes.
     pub fn device_bytes(layout: Layout, n: usize, k: usize) -> usize {
         n.next_multiple_of(ROWS) * (k / layout.block_len()) * layout.block_bytes() + SLACK_BYTES
+    }
+
+    /// Bytes of pinned host memory that it takes.
+    pub fn host_bytes(&self) -> usize {
+        self.data.host_bytes()
     }
 
     /// The format.

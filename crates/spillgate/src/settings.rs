@@ -142,6 +142,7 @@ impl Opened {
                 None => ExpertHome::Device,
                 Some(_) => ExpertHome::Host,
             },
+            embedding_in_host: plan.plan.layout.embedding_host_bytes > 0,
             pin_max_bytes: plan.options.transfers.pin_max_bytes,
             ..self.options
         };

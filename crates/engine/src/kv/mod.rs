@@ -345,7 +345,7 @@ impl<B: Backend> Cache<B> {
 
     /// Whether there are groups in host memory that the CPU can take.
     pub(crate) fn has_tail(&self) -> bool {
-        self.whole_groups(self.sequence()) > 0
+        self.first_in_host(self.sequence()) >= GROUP
     }
 
     /// Changes window, share and slots. Cells beyond the window go to host memory; those of the last block stay.
@@ -495,16 +495,19 @@ impl<B: Backend> Cache<B> {
     /// streamed.
     fn plan(&mut self, takings: &[Taking]) -> bool {
         // The CPU takes its share of one generated token alone.
-        let whole = match takings {
+        let blocks = match takings {
             [taking] if taking.generated && B::CPU_SHARES => {
                 let sequence = self.sequences[taking.sequence].as_ref();
-                sequence.map_or(0, |sequence| self.whole_groups(sequence))
+                sequence.map_or(0, |sequence| self.first_in_host(sequence))
             }
             _ => 0,
         };
         let layers = self.full_layers.len();
         self.cpu_groups.clear();
-        let groups = (0..layers).map(|layer| cpu_groups(whole as f64 * self.kv_share, layer));
+        // A share of all of them, in whole groups.
+        let each = blocks as f64 * self.kv_share / GROUP as f64;
+        let each = each.min((blocks / GROUP) as f64);
+        let groups = (0..layers).map(|layer| cpu_groups(each, layer));
         self.cpu_groups.extend(groups);
         self.first_streamed.clear();
         self.first_streamed.resize(layers, 0);
@@ -571,8 +574,8 @@ impl<B: Backend> Cache<B> {
         }
     }
 
-    /// Groups that are in host memory as a whole, from the first on.
-    fn whole_groups(&self, sequence: &Sequence) -> usize {
+    /// Blocks that are in host memory, from the first on.
+    fn first_in_host(&self, sequence: &Sequence) -> usize {
         if self.full.in_host() == 0 {
             return 0;
         }
@@ -580,7 +583,7 @@ impl<B: Backend> Cache<B> {
             .full
             .iter()
             .find(|&(_, id)| self.full.is_on_device(id));
-        on_device.map_or(0, |(block, _)| block) / GROUP
+        on_device.map_or(0, |(block, _)| block)
     }
 
     /// Forgets the cells from position `n` on. Where a layer with a window no longer has what a token at `n` would see, everything is

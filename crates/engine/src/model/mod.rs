@@ -84,6 +84,8 @@ pub struct LoadOptions {
     pub contents: Contents,
     /// Where experts lie, if a device computes.
     pub experts: ExpertHome,
+    /// Whether the embedding lies in pinned host memory then, where no product reads it: a token needs one row.
+    pub embedding_in_host: bool,
     /// Host memory for experts that may be pinned for a device; `None`: all that they need.
     pub pin_max_bytes: Option<u64>,
     /// Threads that compute the host's share of experts; `None`: all.
@@ -194,10 +196,12 @@ impl Model {
             })
         };
         let vectors = tensors.vectors();
+        let is_read_by_rows = options.embedding_in_host && tensors.output.is_some();
         let loaded = weights::load(
             &planned,
             options.device,
             options.experts,
+            is_read_by_rows.then_some(&tensors.embedding),
             options.pin_max_bytes,
             &pool,
             vectors,

@@ -179,6 +179,7 @@ pub fn token_at(
 pub fn request(asked: &Asked) -> Request {
     Request {
         spill_weights: SpillWeights::Experts,
+        pin_max_bytes: asked.transfers.pin_max_bytes,
         expert_share: match asked.expert_shares[1] {
             Share::Off => Some(0.0),
             Share::Auto | Share::Always => None,
@@ -341,7 +342,9 @@ impl SessionPlan {
         match (self.options.device, &self.options.experts) {
             (ComputeDevice::Cpu, _) => self.plan.weight_bytes,
             (ComputeDevice::Cuda(_), None) => {
-                self.plan.weight_bytes.saturating_add(DEVICE_RESERVE_BYTES)
+                let beside = self.plan.layout.embedding_host_bytes;
+                let weights = self.plan.weight_bytes.saturating_sub(beside);
+                weights.saturating_add(DEVICE_RESERVE_BYTES)
             }
             // Experts are in host memory, and their slots the session's.
             (ComputeDevice::Cuda(_), Some(_)) => {

@@ -216,8 +216,10 @@ impl<B: Backend> Run<B> {
         let gate = match &placing.gating {
             _ if cache.slots() == 0 || placing.kv_share <= 0.0 => None,
             Gating::Off => None,
-            Gating::On => Some(Gate::new(placing.kv_share, SHARE_STEP)),
-            Gating::Recalling(finding) => Some(Gate::recalling(*finding, SHARE_STEP)),
+            Gating::On => Some(Gate::of_tokens(placing.kv_share, SHARE_STEP)),
+            Gating::Recalling(finding) => {
+                Some(Gate::of_tokens(placing.kv_share, SHARE_STEP).recall(finding))
+            }
         };
         Ok(Self {
             backend,
@@ -310,18 +312,38 @@ impl<B: Backend> Run<B> {
         }
         backend.finish()?;
         cache.advance();
-        match gate {
-            // What was copied ahead for it was for another share. The gate is asked again, and told about the next.
-            Some(_) if *share != share_before => {}
-            // It paid for more than itself.
-            Some(gate) if cache.is_unusual() || stepped == Stepped::Recorded => gate.skip(),
-            Some(gate) => {
+        let Some(gate) = gate else { return Ok(()) };
+        match said(*share != share_before, stepped, cache.is_unusual()) {
+            Said::Nothing => {}
+            Said::Other => gate.skip(),
+            Said::Time => {
                 let reading = gate.read(start.elapsed().as_secs_f64() * 1e3);
                 tracing::debug!(target: "gate", position = cache.n() - 1, ?reading);
             }
-            None => {}
         }
         Ok(())
+    }
+}
+
+/// What a generated token's time says to a gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Said {
+    /// What its share takes.
+    Time,
+    /// It paid for something that others do not.
+    Other,
+    /// It paid for the change of the share. The gate is asked again, and told about the next.
+    Nothing,
+}
+
+/// After a change of the share what was copied ahead is of no use, and the second token is recorded. Only the third is what is to be compared.
+fn said(has_changed: bool, stepped: Stepped, is_unusual: bool) -> Said {
+    if has_changed || stepped == Stepped::Recorded {
+        Said::Nothing
+    } else if is_unusual {
+        Said::Other
+    } else {
+        Said::Time
     }
 }
 
@@ -775,3 +797,38 @@ impl<'m> Session<'m> {
 
 /// Cells a block of the cache.
 pub const BLOCK_CELLS: usize = CELLS;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device that gives a changed step launch by launch, records the next one, and repeats it then; with a share a token takes half the time.
+    #[test]
+    fn a_gate_gets_to_its_verdict_where_steps_are_recorded() {
+        let mut gate = Gate::of_tokens(0.5, SHARE_STEP);
+        let (mut share_before, mut same, mut alone) = (0.5, 0, 0);
+        for token in 0..600 {
+            let share = gate.share();
+            let has_changed = share != share_before;
+            same = if has_changed { 0 } else { same + 1 };
+            let (stepped, extra_ms) = match same {
+                0 => (Stepped::Given, 5.0),
+                1 => (Stepped::Recorded, 20.0),
+                _ => (Stepped::Repeated, 0.0),
+            };
+            share_before = share;
+            alone += usize::from(share == 0.0);
+            let ms = extra_ms + 60.0 * (1.0 - share);
+            match said(has_changed, stepped, token == 0) {
+                Said::Nothing => {}
+                Said::Other => gate.skip(),
+                Said::Time => drop(gate.read(ms)),
+            }
+            if token == 20 {
+                let verdict = gate.verdict().expect("known by then");
+                assert_eq!((verdict.shares, verdict.amount), (true, 0.5));
+            }
+        }
+        assert!(alone < 30, "{alone} of 600 tokens without the share");
+    }
+}

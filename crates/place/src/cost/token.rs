@@ -208,7 +208,8 @@ impl Costs<'_> {
         let blocks = depth
             .div_ceil(BLOCK_CELLS)
             .saturating_sub(window_cells / BLOCK_CELLS);
-        let groups = (blocks / GROUP_BLOCKS) as f64 * self.kv_share.unwrap_or(1.0);
+        let groups = blocks as f64 / GROUP_BLOCKS as f64 * self.kv_share.unwrap_or(1.0);
+        let groups = groups.min((blocks / GROUP_BLOCKS) as f64);
         // Of whole groups a layer, which all layers together come as near to the share with as can be.
         let layers = tier.full_layers.max(1.0);
         let attended = (groups * layers).round() / layers * GROUP_BLOCKS as f64;

@@ -28,7 +28,7 @@ fn fits(
     weights_resident: bool,
 ) -> bool {
     // Beyond 64 bits nothing has room.
-    let Ok(needs) = Needs::new(model, request, memory.place, tier, n_ctx) else {
+    let Ok(needs) = Needs::new(model, request, memory, tier, n_ctx) else {
         return false;
     };
     let window = window_blocks(request, &needs);

@@ -125,21 +125,15 @@ impl Needs {
     pub(super) fn new(
         model: &Model,
         request: &Request,
-        place: Place,
+        memory: &Memory,
         tier: Tier,
         n_ctx: u64,
     ) -> Result<Self, Error> {
+        let place = memory.place;
         let cache = cache(request, tier, n_ctx);
         let kv = kv_alloc_bytes(model, &cache)?;
         let w = &model.weights;
-        let tied = w.output == 0;
-        // Where all weights are to be in fast memory, the embedding is one of them.
         let spills_all = request.spill_weights == SpillWeights::All;
-        let embedding_host = if place == Place::Device && spills_all && !tied {
-            w.embedding
-        } else {
-            0
-        };
         // Without a device chunks are cut to what a window holds, which costs little.
         let of_chunk = match place {
             Place::Device => request.n_ubatch.min(n_ctx).div_ceil(BLOCK_CELLS) + 1,
@@ -159,7 +153,7 @@ impl Needs {
             Place::Host => (0, 0, 0),
         };
         let slots = request.staging_slots.unwrap_or(slots).max(1);
-        Ok(Self {
+        let mut needs = Self {
             kv_bytes: kv_bytes(model, &cache)?.total,
             kv,
             recurrent: recurrent_bytes(model, request.n_seq, 0)?,
@@ -182,9 +176,9 @@ impl Needs {
                 0
             },
             // No overflow: describing a model checks the sum of all weights.
-            dense: w.dense + w.output + (w.embedding - embedding_host),
+            dense: w.dense + w.output + w.embedding,
             experts: w.experts,
-            embedding_host,
+            embedding_host: 0,
             slot,
             expert_staging: match (place, request.spill_weights) {
                 (Place::Host, _) | (_, SpillWeights::None) => 0,
@@ -195,7 +189,21 @@ impl Needs {
             carried,
             piece,
             blocks_min: of_chunk.saturating_mul(request.n_seq).min(kv.full_blocks),
-        })
+        };
+        // A device needs a row of the embedding a token: where not everything has room, that goes first. No product may read it, and where all weights are
+        // to be in fast memory it is one of them.
+        let may_leave = match request.spill_weights {
+            SpillWeights::None => false,
+            SpillWeights::Experts => needs.resident() > memory.fast_bytes,
+            SpillWeights::All => true,
+        };
+        let tied = w.output == 0;
+        let is_pinned = request.pin_max_bytes.is_none_or(|most| w.embedding <= most);
+        if place == Place::Device && may_leave && is_pinned && !tied {
+            needs.embedding_host = w.embedding;
+            needs.dense -= w.embedding;
+        }
+        Ok(needs)
     }
 
     /// Fast memory that is taken whatever is decided.

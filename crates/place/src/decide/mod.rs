@@ -41,7 +41,7 @@ const MIB: u64 = 1 << 20;
 /// If the request cannot be met by any machine.
 pub fn needs_profile(request: &Request, model: &Model, memory: &Memory) -> Result<bool, Error> {
     let tiers = tier::allowed(model, request.type_k, request.type_v)?;
-    let needs = Needs::new(model, request, memory.place, tiers[0], request.n_ctx)?;
+    let needs = Needs::new(model, request, memory, tiers[0], request.n_ctx)?;
     let decides_speed = request.prefer == Prefer::Speed && tiers.len() > 1;
     Ok(decides_speed || !all_fits(request, memory, &needs))
 }
@@ -109,8 +109,7 @@ struct Considered {
 impl Planner<'_> {
     fn tier(&self, tier: Tier) -> Result<Considered, Error> {
         let request = self.request;
-        let place = self.memory.place;
-        let needs = Needs::new(self.model, request, place, tier, request.n_ctx)?;
+        let needs = Needs::new(self.model, request, &self.memory, tier, request.n_ctx)?;
         let cost = self.costs.tier(self.model, tier);
         let t_star = self.t_star(&cost);
         let over = self.over(&needs);
@@ -645,6 +644,7 @@ fn layout(needs: &Needs, c: &Candidate, hits: f64) -> Layout {
         ]),
         fast_bytes: c.fast_bytes,
         host_bytes: c.host_bytes,
+        embedding_host_bytes: needs.embedding_host,
         window_cells: full_cells - tail_cells,
         tail_cells,
         spill_bytes: c.spill_bytes,

@@ -231,6 +231,8 @@ pub struct Layout {
     pub fast_bytes: u64,
     /// All of main memory beyond it that is taken.
     pub host_bytes: u64,
+    /// Of that, an embedding of which a device reads a row a token.
+    pub embedding_host_bytes: u64,
     /// Cells of the layers that see everything that stay in fast memory.
     pub window_cells: u64,
     /// Cells of these layers in host memory when the context is full.

@@ -26,7 +26,7 @@ pub enum Spill {
 pub enum SpillWeights {
     /// None.
     None,
-    /// Routed experts.
+    /// Routed experts; and the embedding, of which a device reads a row a token.
     Experts,
     /// Any.
     #[default]
@@ -113,6 +113,8 @@ pub struct Request {
     pub expert_share: Option<f64>,
     /// What is known of their use; `None`: nothing.
     pub expert_hits: Option<HitCurve>,
+    /// Host memory that may be pinned for a device, bytes; `None`: any.
+    pub pin_max_bytes: Option<u64>,
     /// Threads; `None`: those that the profile was measured with.
     pub threads: Option<u32>,
 }
@@ -141,6 +143,7 @@ impl Default for Request {
             expert_cache: None,
             expert_share: None,
             expert_hits: None,
+            pin_max_bytes: None,
             threads: None,
         }
     }

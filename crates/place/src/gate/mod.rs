@@ -13,6 +13,7 @@
 //!           does not
 //! amount    while the share wins, every 23rd unit has a bit more of it, and another a bit less; what is better beyond doubt is taken. What
 //!           is no better after 16 looks is left alone but for every 113th unit, what is worse beyond doubt but for every 503rd
+//!           (units that are tokens: every 113th, 229th and 499th is probed, every 113th has a bit more or less, 229th and 997th later)
 //! recall    what was found another time is probed with the second unit that can be compared, and with every second one from then on until
 //!           a probe is for it
 //! ```
@@ -72,6 +73,14 @@ impl Constants {
         amount_intervals: [23, 113, 503],
         amount_looks: 16,
         layers: Layers::Corrected,
+    };
+
+    /// For tokens: one that is done otherwise costs three there and three back, as copies begin anew and a device's step is recorded anew before it
+    /// says anything.
+    pub const OF_TOKENS: Self = Self {
+        intervals: [113, 229, 499],
+        amount_intervals: [113, 229, 997],
+        ..Self::CHOSEN
     };
 }
 
@@ -202,6 +211,11 @@ impl Gate {
     /// A gate that knows nothing yet, for a share of `amount`, which was planned; `step` is the least change of it that matters.
     pub fn new(amount: f64, step: f64) -> Self {
         Self::with_constants(amount, step, Constants::CHOSEN)
+    }
+
+    /// The same for generated tokens.
+    pub fn of_tokens(amount: f64, step: f64) -> Self {
+        Self::with_constants(amount, step, Constants::OF_TOKENS)
     }
 
     /// A gate that begins with what another one found.

@@ -67,10 +67,12 @@ impl OnDevice {
 
     /// Bytes of host memory that are pinned.
     pub(crate) fn pinned_bytes(&self) -> u64 {
-        match &self.experts {
+        let experts = match &self.experts {
             ExpertMemory::Device(_) => 0,
-            ExpertMemory::Host(blobs) => blobs.pinned_bytes() as u64,
-        }
+            ExpertMemory::Host(blobs) => blobs.pinned_bytes(),
+        };
+        let matrices = self.matrices.iter().flatten().map(Weights::host_bytes);
+        (experts + matrices.sum::<usize>()) as u64
     }
 
     /// A vector's values.
@@ -172,10 +174,11 @@ fn inner<T>(of: Mutex<T>) -> T {
 }
 
 impl Room {
-    /// Takes memory for all matrices, and slots for `threads` threads, each for a piece of `slot_bytes` at most.
+    /// Takes memory for all matrices, host memory for the one with number `beside`, and slots for `threads` threads, each for a piece of `slot_bytes` at most.
     pub(super) fn new(
         ordinal: usize,
         home: ExpertHome,
+        beside: Option<usize>,
         jobs: &[Job<'_>],
         places: &Places,
         threads: usize,
@@ -183,8 +186,11 @@ impl Room {
     ) -> Result<Staged<Self>, Error> {
         let device = Device::open(ordinal)?;
         let expert_bytes = places.end;
-        let others = jobs.iter().filter(|job| job.of_expert.is_none());
-        let of_jobs = others.map(|job| Weights::device_bytes(job.layout, job.n, job.k));
+        let others = jobs
+            .iter()
+            .enumerate()
+            .filter(|(number, job)| job.of_expert.is_none() && beside != Some(*number));
+        let of_jobs = others.map(|(_, job)| Weights::device_bytes(job.layout, job.n, job.k));
         let all_bytes = of_jobs.chain((home == ExpertHome::Device).then_some(expert_bytes));
         let all_bytes = all_bytes.fold(0, |sum: u64, bytes| sum.saturating_add(bytes as u64));
         let no_room = |what: String| {
@@ -204,11 +210,21 @@ impl Room {
             };
             return Err(no_room("weights".to_owned())(source));
         }
-        let matrix = |job: &Job<'_>| {
+        let matrix = |(number, job): (usize, &Job<'_>)| {
             if job.of_expert.is_some() {
                 return Ok(None);
             }
-            let made = Weights::new(&device, job.tensor.ty, job.n, job.k);
+            let (ty, n, k) = (job.tensor.ty, job.n, job.k);
+            if beside == Some(number) {
+                match Weights::in_host(&device, ty, n, k) {
+                    Err(refused @ cuda::Error::OutOfPinned { .. }) => {
+                        let name = &job.tensor.name;
+                        tracing::warn!("{refused}: {name} goes to the device's memory instead");
+                    }
+                    made => return Ok(Some(Mutex::new(made?))),
+                }
+            }
+            let made = Weights::new(&device, ty, n, k);
             let made = made.map_err(no_room(format!("tensor {}", job.tensor.name)))?;
             Ok::<_, Error>(Some(Mutex::new(made)))
         };
@@ -221,7 +237,11 @@ impl Room {
         };
         let room = Self {
             stream: device.stream()?,
-            matrices: jobs.iter().map(matrix).collect::<Result<_, _>>()?,
+            matrices: jobs
+                .iter()
+                .enumerate()
+                .map(matrix)
+                .collect::<Result<_, _>>()?,
             experts,
             expert_starts: places.starts.clone(),
         };

@@ -257,11 +257,14 @@ pub(in crate::model) struct Loaded {
     pub(in crate::model) digest: [u8; 32],
 }
 
-/// Reads all matrices to where `device` computes. `vectors` are those that operations read; `tell` hears of bytes done, of so many in all.
+/// Reads all matrices to where `device` computes, but one that may lie in host memory. `vectors` are those that operations read; `tell` hears of bytes done,
+/// of so many in all.
+#[allow(clippy::too_many_arguments, reason = "where everything goes")]
 pub(in crate::model) fn load<'v>(
     planned: &Planned<'_>,
     device: ComputeDevice,
     home: ExpertHome,
+    in_host_matrix: Option<&Matrix>,
     pin_max_bytes: Option<u64>,
     pool: &Pool,
     vectors: impl Iterator<Item = &'v Vector>,
@@ -301,7 +304,9 @@ pub(in crate::model) fn load<'v>(
         ComputeDevice::Cuda(ordinal) => {
             let places = Places::new(jobs);
             let bytes_max = pieces.bytes_max();
-            let room = Room::new(ordinal, home, jobs, &places, pool.threads(), bytes_max)?;
+            let beside = in_host_matrix.map(Matrix::index);
+            let threads = pool.threads();
+            let room = Room::new(ordinal, home, beside, jobs, &places, threads, bytes_max)?;
             let mut blobs = match home {
                 ExpertHome::Device => None,
                 ExpertHome::Host => Some(in_host(ordinal, &places, pin_max_bytes, pool)?),

@@ -510,6 +510,59 @@ fn a_cap_is_a_cap_and_0_is_none() {
 }
 
 #[test]
+fn an_embedding_leaves_a_device_where_not_all_has_room() {
+    let model = dense(48, 10.0);
+    let embedding = model.weights.embedding;
+    assert!(embedding > 0);
+    let sessions = Request {
+        spill_weights: SpillWeights::Experts,
+        type_k: Some(KvType::F16),
+        type_v: Some(KvType::F16),
+        ..ctx(32_768)
+    };
+    let on = |request: &Request, free: u64| {
+        plan(request, &model, &with_free(machine("h200-pcie5"), free))
+    };
+    let roomy = on(&sessions, 100 * GIB);
+    assert_eq!(roomy.layout.embedding_host_bytes, 0);
+    let kv = roomy.kv_alloc_bytes;
+    // Just not enough for all: what is missing is less than the embedding, and no cell is outside.
+    let whole = roomy.layout.fast_bytes;
+    let nearly = on(&sessions, whole - embedding / 2);
+    assert_eq!(nearly.layout.embedding_host_bytes, embedding);
+    assert_eq!(nearly.layout.spill_bytes, 0);
+    // With far too little the cells get its room.
+    let free = whole - kv / 2;
+    let with = on(&sessions, free);
+    let none = Request {
+        spill_weights: SpillWeights::None,
+        ..sessions
+    };
+    let without = on(&none, free);
+    assert_eq!(without.layout.embedding_host_bytes, 0);
+    let slab = kv / (32_768 / BLOCK_CELLS);
+    let saved = without.layout.spill_bytes - with.layout.spill_bytes;
+    assert!(
+        saved + slab > embedding && saved < embedding + slab,
+        "{saved} of {embedding}"
+    );
+    // It is pinned, or stays.
+    let little = Request {
+        pin_max_bytes: Some(embedding - 1),
+        ..sessions
+    };
+    assert_eq!(on(&little, free).layout.embedding_host_bytes, 0);
+    // A product reads one that is the output's, too.
+    let tied = Header::new("qwen2", 2)
+        .with("embedding_length", 5120)
+        .heads(40, 8, 128, 128)
+        .tensor("token_embd.weight", "Q8_0", &[5120, 100_000])
+        .model();
+    let tied = plan(&sessions, &tied, &with_free(machine("h200-pcie5"), GIB));
+    assert_eq!(tied.layout.embedding_host_bytes, 0);
+}
+
+#[test]
 fn main_memory_can_play_a_device() {
     let model = dense(24, 3.0);
     let profile = default_profile();

@@ -13,7 +13,7 @@ const SHARE_OPERATIONS: f64 = 2.9;
 /// A batch of copies: a recorded step is cut there, and kernels on both sides do not overlap. There: 6.5 us.
 const BATCH_OPERATIONS: f64 = 1.7;
 
-/// What copies and the CPU lose by waiting for each other where both take as long, of a token. There, as f16 at 16352 to 131040 cells says.
+/// What copies and the rest, and the device and the CPU, lose by waiting for each other where both take as long. There, as tails at 16352 to 131040 cells say.
 const WAITING: f64 = 0.05;
 
 /// Predictions of a token are right to about so much of it.
@@ -160,7 +160,9 @@ impl Costs<'_> {
             cpu_bytes: 0.0,
             bound: Bound::Compute,
         };
-        let tail_cells = depth.saturating_sub(placement.window_cells) as f64;
+        // The block that is begun is one of those inside.
+        let blocks = depth.next_multiple_of(BLOCK_CELLS);
+        let tail_cells = blocks.saturating_sub(placement.window_cells).min(depth) as f64;
         let tail = tail_cells * tier.full_cell_bytes * tier.full_reads;
         let missing = self.common.expert_bytes * self.missing_part(placement.expert_cache_bytes);
         // Of the dense weights a token reads all but the rows of the embedding, which never leave host memory.
@@ -335,6 +337,7 @@ impl Costs<'_> {
             share_ms: m.fast.operation_ms() * SHARE_OPERATIONS,
             batch_ms: m.fast.operation_ms() * BATCH_OPERATIONS,
             waiting: WAITING,
+            group_bytes: (GROUP_BLOCKS * BLOCK_CELLS) as f64 * read_bytes,
             least_gain: LEAST_GAIN,
         }
     }
@@ -378,7 +381,7 @@ impl Costs<'_> {
                 self.overlapped_with(tier, r, depth, other + dense_ms + experts, copied, staging);
             let split = match self.kv_share {
                 None => model.best_split(outside.tail),
-                Some(share) => model.split(outside.tail * (1.0 - share), outside.tail * share),
+                Some(share) => model.shared(outside.tail, share),
             };
             if best.is_none_or(|b| split.t_ms < b.t_ms) {
                 best = Some(split);

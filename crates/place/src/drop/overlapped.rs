@@ -4,13 +4,13 @@
 //! t = max( copies + rest,  T_other + engage + batches + max( (KV - C) / device attention + L * t_share + lost,  C / cpu + L * t_sync ) )
 //! copies = (O + D) / link
 //! lost = (1 - device kept) * copies
-//! with a share t is longer by waiting * (the shorter of the two / the longer)^8
+//! with a share each max is longer by waiting * (the shorter of the two / the longer)^8
 //! D + C = tail
 //! rest = 0 if D <= L * staging * 3/4, else max(0, T_other - L * staging / 2 / link)
 //! ```
 //!
-//! D bytes are streamed and C bytes attended by the CPU. The layers that can have a tail are alike, so the sum over them is
-//! L times one. What is left of the device's attention at no cells comes before the CPU is given its part, and after it has answered. The copies are a timeline of their own (O: what else they carry), which runs ahead as far as the staging slots reach. Where
+//! D bytes are streamed and C bytes attended by the CPU, whole groups of blocks in each layer: layers have as many as the mean or one more, and are alike
+//! otherwise. What is left of the device's attention at no cells comes before the CPU is given its part, and after it has answered. The copies are a timeline of their own (O: what else they carry), which runs ahead as far as the staging slots reach. Where
 //! these hold what a layer streams, and some more, it is attended at once, copies go on meanwhile, and the link never rests. Where they do
 //! not, a layer is attended by halves of the slots, and the other half is all that is copied while the rest of the model works. While both
 //! run, link and CPU keep only a part of their rates, because they share the host's memory; and the device reads its own memory slower while copies
@@ -62,8 +62,11 @@ pub struct Overlapped {
     pub share_ms: f64,
     /// What a batch of copies takes of the device: it begins when so many of the slots can be filled anew, at the earliest once a layer.
     pub batch_ms: f64,
-    /// Copies and the CPU wait for each other, batch by batch: where both take as long, a token takes this part longer than either.
+    /// Copies and the rest wait for each other, batch by batch, and the device and the CPU, layer by layer: where both take as long, they take this part longer
+    /// than either, since neither is always on time.
     pub waiting: f64,
+    /// KV of a group, over all layers: of these the CPU attends whole ones in each layer. 0: any amount.
+    pub group_bytes: f64,
     /// A share must save this part of a token, or there is none: what a prediction is sure of.
     pub least_gain: f64,
 }
@@ -152,24 +155,66 @@ impl Overlapped {
         let (link, cpu_gb_s) = self.rates(shares && copied > 0.0);
         let copies = ms(copied, link);
         let rest = self.rest_ms(streamed, link);
-        let window = self.window_ms(amount(self.kv_bytes) - cpu) + self.lost() * copies;
-        let attention = if shares {
-            (window + self.share_ms()).max(ms(cpu, cpu_gb_s) + self.sync_ms())
+        // Of layers that are all like one with so much for the CPU, over all of them.
+        let attention = |cpu: f64| {
+            let window = self.window_ms(amount(self.kv_bytes) - cpu) + self.lost() * copies;
+            if cpu > 0.0 {
+                self.both_ms(window + self.share_ms(), ms(cpu, cpu_gb_s) + self.sync_ms())
+            } else {
+                window
+            }
+        };
+        let group = amount(self.group_bytes);
+        let attention = if group > 0.0 && group.is_finite() {
+            let groups = cpu / group;
+            let whole = whole(groups);
+            let more = part(groups - whole);
+            let with_more = if more > 0.0 {
+                more * attention((whole + 1.0) * group)
+            } else {
+                0.0
+            };
+            (1.0 - more) * attention(whole * group) + with_more
         } else {
-            window
+            attention(cpu)
         };
         let compute = self.beside_cells_ms() + self.batches_ms(streamed, shares) + attention;
-        let (shorter, longer) = (compute.min(copies + rest), compute.max(copies + rest));
-        let waiting = if shares && shorter > 0.0 && longer.is_finite() {
-            amount(self.waiting) * (shorter / longer).powi(ALIKE)
-        } else {
-            0.0
-        };
+        let copies = copies + rest;
         Split {
             streamed_bytes: streamed,
             cpu_bytes: cpu,
-            t_ms: longer * (1.0 + waiting),
-            link_binds: copies + rest > compute,
+            t_ms: if shares {
+                self.both_ms(compute, copies)
+            } else {
+                compute.max(copies)
+            },
+            link_binds: copies > compute,
+        }
+    }
+
+    /// A token's time if the CPU attends a share of the tail.
+    pub fn shared(&self, tail_bytes: f64, share: f64) -> Split {
+        let cpu = (tail_bytes * share).min(self.most_by_cpu(tail_bytes));
+        self.split(tail_bytes - cpu, cpu)
+    }
+
+    /// What of a tail the CPU can attend: whole groups.
+    fn most_by_cpu(&self, tail: f64) -> f64 {
+        let group = amount(self.group_bytes);
+        if group > 0.0 {
+            amount(whole(tail / group) * group).min(tail)
+        } else {
+            tail
+        }
+    }
+
+    /// What two take that wait for each other.
+    fn both_ms(&self, one: f64, other: f64) -> f64 {
+        let (shorter, longer) = (one.min(other), one.max(other));
+        if shorter > 0.0 && longer.is_finite() {
+            longer * (1.0 + amount(self.waiting) * (shorter / longer).powi(ALIKE))
+        } else {
+            longer
         }
     }
 
@@ -188,14 +233,24 @@ impl Overlapped {
         let tail = amount(tail_bytes).min(amount(self.kv_bytes));
         let none = self.split(tail, 0.0);
         let mut best = none;
-        let mut consider = |cpu: f64| {
+        let (most, group) = (self.most_by_cpu(tail), amount(self.group_bytes));
+        let mut consider_one = |cpu: f64| {
             // NaN (endless rates against each other) is no candidate.
-            if cpu > 0.0 {
-                let cpu = cpu.min(tail);
+            if cpu > 0.0 && most > 0.0 {
+                let cpu = cpu.min(most);
                 let split = self.split(tail - cpu, cpu);
                 if split.t_ms < best.t_ms {
                     best = split;
                 }
+            }
+        };
+        let mut consider = |cpu: f64| {
+            consider_one(cpu);
+            // As many groups in each layer.
+            if group > 0.0 {
+                let groups = whole(cpu / group);
+                consider_one(groups * group);
+                consider_one((groups + 1.0) * group);
             }
         };
         consider(tail);
@@ -240,13 +295,18 @@ impl Overlapped {
     /// device has less to attend over then than with everything resident, so it does not bind but by what any tail costs.
     pub fn t_star_bytes(&self, target: f64) -> f64 {
         let resident = self.t_resident_ms();
-        let limit = resident / (1.0 - part(target));
-        let left = limit - self.beside_cells_ms();
+        let all = resident / (1.0 - part(target));
         let copied = amount(self.copied_bytes);
         // What a tail costs the device must be allowed.
-        let allowed_ms = limit - resident;
+        let allowed_ms = all - resident;
+        // With the CPU both are busy to the end, and wait for each other.
+        let limit_ms = |shares: bool| {
+            let waiting = if shares { amount(self.waiting) } else { 0.0 };
+            all / (1.0 + waiting)
+        };
         let streamed = |shares: bool| {
             let (link, _) = self.rates(shares);
+            let limit = limit_ms(shares);
             let share = if shares { self.share_ms() } else { 0.0 };
             let fixed = share + self.batches_ms(1.0, shares);
             if fixed > allowed_ms {
@@ -263,6 +323,7 @@ impl Overlapped {
         };
         let attended = |both: bool| {
             let (_, cpu) = self.rates(both);
+            let left = limit_ms(both) - self.beside_cells_ms();
             if self.share_ms() <= allowed_ms {
                 bytes(left - self.sync_ms(), cpu)
             } else {
@@ -271,7 +332,7 @@ impl Overlapped {
         };
         let alone = if copied > 0.0 { 0.0 } else { attended(false) };
         // What else is copied must be in time beside the CPU too.
-        let in_time = bytes(limit, self.rates(true).0) >= copied;
+        let in_time = bytes(limit_ms(true), self.rates(true).0) >= copied;
         let both = if in_time {
             streamed(true) + attended(true)
         } else {
@@ -280,4 +341,9 @@ impl Overlapped {
         let most = streamed(false).max(alone).max(both);
         amount(most).min(amount(self.kv_bytes))
     }
+}
+
+/// Whole ones, but for what rounding makes of them.
+fn whole(n: f64) -> f64 {
+    amount((n * (1.0 + 1e-9)).floor())
 }

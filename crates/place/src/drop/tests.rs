@@ -120,6 +120,7 @@ fn round() -> Overlapped {
         share_ms: 0.0,
         batch_ms: 0.0,
         waiting: 0.0,
+        group_bytes: 0.0,
         least_gain: 0.0,
     }
 }
@@ -221,6 +222,7 @@ fn a_share_that_saves_next_to_nothing_is_not_taken() {
 fn copies_and_the_cpu_wait_for_each_other() {
     let model = Overlapped {
         kv_bytes: 4e9,
+        attention_gb_s: f64::INFINITY,
         waiting: 0.05,
         ..round()
     };
@@ -229,6 +231,41 @@ fn copies_and_the_cpu_wait_for_each_other() {
     // Hardly where one has much less to do, and not without a share.
     assert!((model.split(2.5e9, 0.4e9).t_ms - 50.0).abs() < 0.02);
     assert!((model.split(1.25e9, 0.0).t_ms - 25.0).abs() < 1e-9);
+}
+
+#[test]
+fn a_layer_waits_for_whole_groups() {
+    // 0.1 GB a group over all layers: 1.25 ms by the CPU; the device attends all of it in 4 ms.
+    let model = Overlapped {
+        kv_bytes: 4e9,
+        group_bytes: 0.1e9,
+        ..round()
+    };
+    // Half of the layers have three groups and half have four: 3.75 ms and 5, the former hidden.
+    let (three, four) = ((4e9 - 0.3e9) / 1e9, 0.4e9 / 80e6);
+    let t = model.split(0.0, 0.35e9).t_ms;
+    assert!(
+        (t - 20.0 - (3.75_f64.max(three) + four) / 2.0).abs() < 1e-9,
+        "{t}"
+    );
+    // Of a tail of two and a half the CPU can have two.
+    let all = model.shared(0.25e9, 1.0);
+    assert!((all.cpu_bytes - 0.2e9).abs() < 1.0 && (all.streamed_bytes - 0.05e9).abs() < 1.0);
+    assert_eq!(model.shared(0.09e9, 1.0).cpu_bytes, 0.0);
+    let half = model.shared(0.25e9, 0.5);
+    assert!((half.cpu_bytes - 0.125e9).abs() < 1.0);
+}
+
+#[test]
+fn device_and_cpu_wait_for_each_other_in_a_layer() {
+    let model = Overlapped {
+        kv_bytes: 4e9,
+        waiting: 0.05,
+        ..round()
+    };
+    // 0.3 GB: 3.7 ms on the device, and 3.75 by the CPU. Nothing is copied.
+    let attention = 3.75 * (1.0 + 0.05 * (3.7_f64 / 3.75).powi(8));
+    assert!((model.split(0.0, 0.3e9).t_ms - 20.0 - attention).abs() < 1e-9);
 }
 
 #[test]
@@ -297,6 +334,7 @@ fn the_published_machine_is_not_as_slow_as_the_additive_model_says() {
         share_ms: 0.0,
         batch_ms: 0.0,
         waiting: 0.0,
+        group_bytes: 0.0,
         least_gain: 0.0,
     };
     assert!((overlapped.t_resident_ms() - resident).abs() < 0.1);
@@ -338,6 +376,7 @@ prop_compose! {
             share_ms: 0.0,
             batch_ms: 0.0,
             waiting: 0.0,
+            group_bytes: 0.0,
             least_gain: 0.0,
         }
     }
@@ -373,6 +412,7 @@ prop_compose! {
             share_ms: 0.0,
             batch_ms: 0.0,
             waiting: 0.0,
+            group_bytes: 0.0,
             least_gain: 0.0,
         }
     }

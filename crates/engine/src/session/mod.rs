@@ -195,8 +195,9 @@ struct Run<B: Backend> {
     work: Work<B>,
     /// Whether the CPU's share of the tail is worth having.
     gate: Option<Gate>,
-    /// The share of the last generated token.
+    /// The share of the last generated token, and how its step was done.
     share: f64,
+    stepped: Stepped,
 }
 
 /// The least change of the CPU's share that is tried.
@@ -226,6 +227,7 @@ impl<B: Backend> Run<B> {
             cache,
             work,
             share: placing.kv_share,
+            stepped: Stepped::Given,
             gate,
         })
     }
@@ -293,6 +295,7 @@ impl<B: Backend> Run<B> {
             work,
             gate,
             share,
+            stepped: stepped_before,
         } = self;
         let gate = gate.as_mut().filter(|_| cache.has_tail());
         let share_before = *share;
@@ -312,8 +315,10 @@ impl<B: Backend> Run<B> {
         }
         backend.finish()?;
         cache.advance();
+        let stepped_before = std::mem::replace(stepped_before, stepped);
         let Some(gate) = gate else { return Ok(()) };
-        match said(*share != share_before, stepped, cache.is_unusual()) {
+        let steps = [stepped_before, stepped];
+        match said(*share != share_before, steps, cache.is_unusual()) {
             Said::Nothing => {}
             Said::Other => gate.skip(),
             Said::Time => {
@@ -336,9 +341,11 @@ enum Said {
     Nothing,
 }
 
-/// After a change of the share what was copied ahead is of no use, and the second token is recorded. Only the third is what is to be compared.
-fn said(has_changed: bool, stepped: Stepped, is_unusual: bool) -> Said {
-    if has_changed || stepped == Stepped::Recorded {
+/// After a change of the share what was copied ahead is of no use, and the second token is recorded. Only the third is what is to be compared. Where each
+/// is recorded, that is what a token takes.
+fn said(has_changed: bool, steps: [Stepped; 2], is_unusual: bool) -> Said {
+    let [before, now] = steps;
+    if has_changed || (now == Stepped::Recorded && before != Stepped::Recorded) {
         Said::Nothing
     } else if is_unusual {
         Said::Other
@@ -807,6 +814,7 @@ mod tests {
     fn a_gate_gets_to_its_verdict_where_steps_are_recorded() {
         let mut gate = Gate::of_tokens(0.5, SHARE_STEP);
         let (mut share_before, mut same, mut alone) = (0.5, 0, 0);
+        let mut before = Stepped::Given;
         for token in 0..600 {
             let share = gate.share();
             let has_changed = share != share_before;
@@ -819,7 +827,8 @@ mod tests {
             share_before = share;
             alone += usize::from(share == 0.0);
             let ms = extra_ms + 60.0 * (1.0 - share);
-            match said(has_changed, stepped, token == 0) {
+            let steps = [std::mem::replace(&mut before, stepped), stepped];
+            match said(has_changed, steps, token == 0) {
                 Said::Nothing => {}
                 Said::Other => gate.skip(),
                 Said::Time => drop(gate.read(ms)),

@@ -33,10 +33,13 @@ pub(super) struct Attends {
     kernels: Attention,
     layers: Vec<LayerLists>,
     partials: Partials,
-    /// The layer in work, and whose lists are in use: their numbers, the parts, and how many partials they have so far.
+    /// The layer in work, and whose lists are in use: their numbers, the parts, and how many partials, and lists of the staging ring, they have so far.
     at: (usize, usize),
     collected: Vec<Part>,
     slots_used: usize,
+    staged_used: usize,
+    /// Blocks that a list has room for.
+    blocks: usize,
     spans: Spans,
     pub(super) ring: Ring,
     /// The step in work, if it is recorded.
@@ -52,8 +55,8 @@ pub(super) struct Attends {
 struct LayerLists {
     /// Of the sequences of a step, one after the other; the last of these also that of those for which there are none.
     sequences: Vec<Lists>,
-    /// What a generated token reads of the staging ring after all else.
-    staged: Table,
+    /// What a generated token reads of the staging ring after all else, as often as it does: a recorded step finds each list as it was.
+    staged: Vec<Table>,
     /// The blocks that cells are written to of as many tokens, one a sequence.
     written: Table,
 }
@@ -121,7 +124,7 @@ impl Attends {
                 sequences: (0..sequences)
                     .map(lists)
                     .collect::<Result<_, cuda::Error>>()?,
-                staged: Table::new(stream, blocks)?,
+                staged: vec![Table::new(stream, blocks)?],
                 written: Table::new(stream, sequences)?,
             })
         };
@@ -135,6 +138,8 @@ impl Attends {
             at: (0, 0),
             collected: Vec::new(),
             slots_used: 0,
+            staged_used: 0,
+            blocks,
             spans: Spans::new(stream, spans)?,
             ring: Ring::new(stream, transfers)?,
             tape: None,
@@ -172,7 +177,7 @@ impl Attends {
         let place = attending.part.min(lists - 1);
         if attending.generated && step.first {
             self.at = (attending.layer, place);
-            self.slots_used = 0;
+            (self.slots_used, self.staged_used) = (0, 0);
             self.collected.clear();
             let host: Vec<HostSpan> = spans.iter().filter_map(host_span).collect();
             if let (Some(last), Some(attender)) = (host.last(), &mut self.attender) {
@@ -213,7 +218,13 @@ impl Attends {
         if attending.generated {
             let all_staged = over.len() == spans.iter().filter(|s| is_staged(s)).count();
             let table = if all_staged {
-                &mut layer.staged
+                let number = self.staged_used;
+                self.staged_used += 1;
+                // The step before one that is recorded has made all that it needs.
+                if layer.staged.len() == number {
+                    layer.staged.push(Table::new(stream, self.blocks)?);
+                }
+                &mut layer.staged[number]
             } else {
                 &mut layer.sequences[place].there
             };

@@ -307,16 +307,13 @@ fn attend_to(
         }
     };
     let spans = seen(spans, params, position, tokens);
-    // One token over a long past: its groups, or its spans if threads would be left without groups, are spread and folded
-    // afterwards. A group that comes in several calls goes on span by span.
+    // One token over a long past: its groups, or its spans if those are too few, are spread and folded afterwards. A group that
+    // comes in several calls goes on span by span.
     let groups = match (spans.first(), spans.last()) {
         (Some(first), Some(last)) => first.group()..last.group() + 1,
         _ => 0..0,
     };
-    let rounds = |parts: usize| (parts * shape.heads).div_ceil(threads);
-    let whole_groups = step == Step::ONLY
-        && (groups.len() * shape.heads >= ITEMS_A_THREAD * threads
-            || rounds(groups.len()) * GROUP <= rounds(spans.len()));
+    let whole_groups = step == Step::ONLY && groups.len() * shape.heads >= ITEMS_A_THREAD * threads;
     let parts = if whole_groups {
         groups.len()
     } else {

@@ -5,7 +5,7 @@
 //
 //   scores    router [E, D], x [T, D] of a few tokens -> parts of scores, a chunk of 512 values each (experts_route.cuh)
 //   normed_scores  the same of one token's norm(x + delta) * w, which is kept, as are its blocks
-//   ask       scores [E], x [D] of one token -> ids [used] and x in host memory, for whoever places experts or computes some; where they are
+//   ask       scores [E], x [D] of one token -> where its experts are; ids [used], and x if not all are in slots, in host memory, for whoever places the others or computes some
 //   route     scores [T, E] -> ids, weights [T, used]
 //   group     ids -> place [pairs]; pair [places], -1 to spare; experts [blocks]; count of blocks; each expert's pairs, to host memory
 //   gather    a token's blocks, as acts.cu leaves them -> columns of its places, as gemm_many.cuh reads them
@@ -221,10 +221,12 @@ extern "C" __global__ void __launch_bounds__(32 * ROUTE_WARPS) route(const float
     for (int j = threadIdx.x % 32; j < used; j += 32) weights[(size_t)t * used + j] = w[j];
 }
 
-// One token: `told` [used] and `x_told` [D] are in host memory; then the bell there gets `number`, and the host says in `answer` [used] where each of the
-// chosen experts is (0: with the host), and rings in turn: to `blobs` [E], of the chosen alone. `flag` becomes 0. One thread block. Dynamic shared
-// memory: RouteRoom, weights as in `route`, ids [used].
-extern "C" __global__ void __launch_bounds__(ASK_THREADS) ask(const float* z, ROUTING_PARAMETERS, const float* x, int D, int* told, float* x_told, unsigned* told_bell, unsigned number,
+// One token: where each of the chosen experts is, to `blobs` [E], of the chosen alone. `held` [E] has the addresses of those that are in slots, else 0. If all chosen
+// ones are, that is all, and the host hears of it: `told` [used + 1], in host memory, gets their ids, each plus 1, and GOES_ON. If not, `x_told` [D] is
+// written there, too, before they are, and WAITS; then the host says in `answer` [used] where they are (0: with the host), and rings. `flag` becomes 0. One thread
+// block. Dynamic shared memory: RouteRoom, weights as in `route`, ids [used].
+constexpr unsigned GOES_ON = 1, WAITS = 2;
+extern "C" __global__ void __launch_bounds__(ASK_THREADS) ask(const float* z, ROUTING_PARAMETERS, const float* x, int D, const uint64_t* held, unsigned* told, float* x_told, unsigned number,
                                                               const unsigned* answer_bell, const uint64_t* answer, uint64_t* blobs, unsigned* flag, unsigned long long patience_ns,
                                                               unsigned* late) {
     extern __shared__ __align__(16) uint8_t room[];
@@ -236,19 +238,28 @@ extern "C" __global__ void __launch_bounds__(ASK_THREADS) ask(const float* z, RO
         if (turn == 1) {
             wait_for_previous();
             let_next_start();
-            for (int i = threadIdx.x; i < D / 4; i += ASK_THREADS) ((float4*)x_told)[i] = ((const float4*)x)[i];
         }
         note_scores(ROUTING, scores_of(ROUTING, z, 0), RouteRoom(room, experts));
         choose<Chosen::IDS>(ROUTING, scores_of(ROUTING, z, 0), RouteRoom(room, experts), ids, weights);
     }
-    for (int j = threadIdx.x; j < used; j += ASK_THREADS) told[j] = ids[j];
-    if (threadIdx.x == 0) *flag = 0;
-    __threadfence_system();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        ring_bell(told_bell, number);
-        is_there = await_bell(answer_bell, number, patience_ns, late);
+    bool is_missing = false;
+    for (int j = threadIdx.x; j < used; j += ASK_THREADS) {
+        const uint64_t at = __ldcg(held + ids[j]);
+        blobs[ids[j]] = at;
+        is_missing |= at == 0;
     }
+    if (threadIdx.x == 0) *flag = 0;
+    const bool waits = __syncthreads_or(is_missing);
+    if (waits) {
+        for (int i = threadIdx.x; i < D / 4; i += ASK_THREADS) ((float4*)x_told)[i] = ((const float4*)x)[i];
+        __threadfence_system();
+        __syncthreads();
+    }
+    volatile unsigned* to = told;
+    for (int j = threadIdx.x; j < used; j += ASK_THREADS) to[j] = ids[j] + 1;
+    if (threadIdx.x == 0) to[used] = waits ? WAITS : GOES_ON;
+    if (!waits) return;
+    if (threadIdx.x == 0) is_there = await_bell(answer_bell, number, patience_ns, late);
     __syncthreads();
     const volatile uint64_t* from = answer;
     for (int j = threadIdx.x; j < used; j += ASK_THREADS) blobs[ids[j]] = is_there ? from[j] : 0;

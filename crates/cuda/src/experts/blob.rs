@@ -191,15 +191,19 @@ pub struct Slots {
     experts: usize,
     lists: Pinned<u64>,
     on_device: Buffer<u64>,
+    /// Addresses of what a generated token finds in slots, by layer; on the device as they were published last, and whether they have changed since.
+    held: Pinned<u64>,
+    held_on_device: Buffer<u64>,
+    has_changed: bool,
 }
 
 impl Slots {
-    /// `bytes` bytes of slots for copies of `blobs`, and up to `lists` lists of layers of `experts` experts.
+    /// `bytes` bytes of slots for copies of `blobs`, and up to `lists` lists of `layers` layers of `experts` experts.
     pub fn new(
         stream: &Stream,
         blobs: Arc<Blobs>,
         bytes: usize,
-        experts: usize,
+        [layers, experts]: [usize; 2],
         lists: usize,
     ) -> Result<Self, Error> {
         let device = stream.device();
@@ -209,6 +213,9 @@ impl Slots {
             experts,
             lists: Pinned::new(device, lists * experts)?,
             on_device: Buffer::zeroed(stream, lists * experts)?,
+            held: Pinned::new(device, layers * experts)?,
+            held_on_device: Buffer::zeroed(stream, layers * experts)?,
+            has_changed: false,
         })
     }
 
@@ -219,7 +226,39 @@ impl Slots {
 
     /// Bytes of device memory.
     pub fn bytes(&self) -> usize {
-        self.slots.bytes() + self.on_device.bytes()
+        self.slots.bytes() + self.on_device.bytes() + self.held_on_device.bytes()
+    }
+
+    /// Says that a layer's expert is in a slot from now on, or in none. Layers hear of it with [`Slots::publish_held`].
+    pub fn hold(&mut self, layer: usize, expert: usize, place: Option<Place>) -> Result<(), Error> {
+        const OP: &str = "an expert that is held";
+        let over = (expert + 1).saturating_sub(self.experts);
+        length(OP, "experts over the layer", over, 0)?;
+        let at = layer * self.experts + expert;
+        let known = self.held.len();
+        let Some(address) = self.held.get_mut(at) else {
+            return length(OP, "number", at, known);
+        };
+        *address = place.map_or(0, Place::address);
+        self.has_changed = true;
+        Ok(())
+    }
+
+    /// Tells layers which experts are in slots, in the stream's order: those stay there until all layers are past that hear of it.
+    pub fn publish_held(&mut self, stream: &Stream) -> Result<(), Error> {
+        if !std::mem::take(&mut self.has_changed) {
+            return Ok(());
+        }
+        // SAFETY: a change of what is being copied goes one way or the other, and what is no more in a slot by then stays readable there.
+        unsafe { self.held_on_device.upload_later(stream, 0, &self.held) }
+    }
+
+    /// What a layer finds in slots.
+    pub fn held(&self, layer: usize) -> Held<'_> {
+        Held {
+            table: &self.held_on_device,
+            experts: layer * self.experts..(layer + 1) * self.experts,
+        }
     }
 
     /// Copies a blob that is pinned to a slot that begins at `at`, in the stream's order. Returns at once.
@@ -360,6 +399,33 @@ impl Place {
     }
 }
 
+/// Which of a layer's experts are in slots.
+#[derive(Debug, Clone)]
+pub struct Held<'a> {
+    table: &'a Buffer<u64>,
+    experts: Range<usize>,
+}
+
+impl Held<'_> {
+    /// The address of the layer's part of the list of `experts` experts.
+    pub(super) fn list(&self, op: &'static str, experts: usize) -> Result<u64, Error> {
+        part(self.table, &self.experts, op, experts)
+    }
+}
+
+/// The address of a layer's part of a list, which is to have `experts` experts.
+fn part(
+    table: &Buffer<u64>,
+    part: &Range<usize>,
+    op: &'static str,
+    experts: usize,
+) -> Result<u64, Error> {
+    length(op, "experts of the layer", part.len(), experts)?;
+    let over = part.end.saturating_sub(table.len());
+    length(op, "experts over the list", over, 0)?;
+    Ok(table.address() + 8 * part.start as u64)
+}
+
 /// A layer's experts, and where they are.
 #[derive(Debug, Clone)]
 pub struct Layer<'a> {
@@ -371,9 +437,6 @@ pub struct Layer<'a> {
 impl Layer<'_> {
     /// The address of the layer's part of the list of `experts` experts.
     pub(super) fn list(&self, op: &'static str, experts: usize) -> Result<u64, Error> {
-        length(op, "experts of the layer", self.experts.len(), experts)?;
-        let over = self.experts.end.saturating_sub(self.table.len());
-        length(op, "experts over the list", over, 0)?;
-        Ok(self.table.address() + 8 * self.experts.start as u64)
+        part(self.table, &self.experts, op, experts)
     }
 }

@@ -11,7 +11,7 @@ mod few;
 mod many;
 mod told;
 
-pub use blob::{Arena, Blob, Layer, Near, Place, Slots};
+pub use blob::{Arena, Blob, Held, Layer, Near, Place, Slots};
 pub use blobs::Blobs;
 pub use told::{Foreign, Question};
 

@@ -1,16 +1,17 @@
 //! What the device tells the host of a layer's routing, and is told in turn, without the driver: whoever places experts, or computes some, must know
 //! who is used.
 //!
-//! Many tokens: how many use each expert ([`Mixer::group`] tells, [`Mixer::told_many`] waits). One token: the device asks ([`Mixer::ask`]), waits for
+//! Many tokens: how many use each expert ([`Mixer::group`] tells, [`Mixer::told_many`] waits). One token: the device says who is used ([`Mixer::ask`]). If
+//! all of them are in slots, as [`Slots::hold`](super::Slots::hold) said before the token began, it goes on by itself; else it waits for
 //! where each expert is ([`Mixer::answer`]), and at the end for the outputs of those that are with the host ([`Mixer::give`]). All of that goes through
-//! mapped memory, each way with a bell (`kernels/bells.cuh`), so that it may be part of a graph.
+//! mapped memory (`kernels/bells.cuh`), so that it may be part of a graph.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use cpu::mixture::Routing;
 
-use super::blob::Place;
+use super::blob::{Held, Place};
 use super::many::Many;
 use super::{Layer, Mixer, Scores, Shape, cut};
 use crate::device::Device;
@@ -26,8 +27,9 @@ const LOOKS: u32 = 1000;
 /// Words between two bells, so that each has a cache line, or two, of its own.
 const BELL_WORDS: usize = 32;
 
-/// Threads of `ask`: as in `kernels/experts.cu`.
+/// Threads of `ask`, and what it tells if it waits: as in `kernels/experts.cu`.
 const ASK_THREADS: usize = 256;
+const WAITS: u32 = 2;
 
 /// Outputs of experts that are not in a layer's list.
 #[derive(Debug, Clone, Copy)]
@@ -73,26 +75,24 @@ impl Bells {
     fn ring(&self, bell: Bell, number: u32) {
         self.of(bell).store(number, Ordering::Release);
     }
+}
 
-    /// Waits until the device has told `number`.
-    ///
-    /// # Errors
-    /// If it does not: what failed there.
-    fn wait(&self, stream: &Stream, number: u32) -> Result<(), Error> {
-        let bell = self.of(Bell::Told);
-        let is_told = || bell.load(Ordering::Acquire) == number;
-        let begun = Instant::now();
-        loop {
-            for _ in 0..LOOKS {
-                if is_told() {
-                    return Ok(());
-                }
-                std::hint::spin_loop();
+/// Waits until the device has told.
+///
+/// # Errors
+/// If it does not: what failed there.
+fn wait(stream: &Stream, is_told: impl Fn() -> bool) -> Result<(), Error> {
+    let begun = Instant::now();
+    loop {
+        for _ in 0..LOOKS {
+            if is_told() {
+                return Ok(());
             }
-            if begun.elapsed() > PATIENCE {
-                stream.synchronise()?;
-                return if is_told() { Ok(()) } else { Err(late()) };
-            }
+            std::hint::spin_loop();
+        }
+        if begun.elapsed() > PATIENCE {
+            stream.synchronise()?;
+            return if is_told() { Ok(()) } else { Err(late()) };
         }
     }
 }
@@ -138,8 +138,11 @@ impl Told {
 #[derive(Debug)]
 pub(super) struct Asked {
     bells: Bells,
-    /// Chosen experts `[used]`, ascending.
-    ids: Pinned<u32>,
+    /// Of each layer: the chosen experts, ascending, each plus 1, and whether it waits; 0: not known yet.
+    told: Pinned<u32>,
+    used: usize,
+    /// The chosen experts of the layer that was asked about last.
+    ids: Vec<u32>,
     /// The layer's input `[D]`.
     x: Pinned<f32>,
     /// Where each of the chosen is.
@@ -151,16 +154,30 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    fn new(stream: &Stream, used: usize, width: usize) -> Result<Self, Error> {
+    fn new(stream: &Stream, layers: usize, used: usize, width: usize) -> Result<Self, Error> {
         let device = stream.device();
         Ok(Self {
             bells: Bells::new(device)?,
-            ids: Pinned::new(device, used)?,
+            told: Pinned::new(device, layers * (used + 1))?,
+            used,
+            ids: Vec::new(),
             x: Pinned::new(device, width)?,
             places: Pinned::new(device, used)?,
             rows: Pinned::new(device, used * width)?,
             flag: Buffer::zeroed(stream, 1)?,
         })
+    }
+
+    /// What question `number`, from 1 on, tells.
+    fn words(&self, op: &'static str, number: u32) -> Result<&[AtomicU32], Error> {
+        let (n, all) = (self.used + 1, self.told.len());
+        let at = (number as usize).wrapping_sub(1).saturating_mul(n);
+        if at.saturating_add(n) > all {
+            return length(op, "number", number as usize, all / n).map(|()| &[][..]);
+        }
+        let first = self.told[at..].as_ptr().cast::<AtomicU32>();
+        // SAFETY: aligned, inside memory that lives as long as `self`, and the host's access to it is atomic.
+        Ok(unsafe { std::slice::from_raw_parts(first, n) })
     }
 
     /// `rows` and all behind it that `down` has of them.
@@ -181,7 +198,9 @@ impl Asked {
 pub struct Question<'a> {
     /// The chosen ones `[used]`, ascending.
     pub ids: &'a [u32],
-    /// The layer's input `[D]`.
+    /// Whether the device waits for an answer; else it knows them all to be in slots.
+    pub waits: bool,
+    /// The layer's input `[D]`, if it waits.
     pub x: &'a [f32],
     /// Where outputs of the host go, `[used, D]`.
     pub rows: &'a mut [f32],
@@ -193,15 +212,15 @@ impl Mixer {
         self.formats.iter().all(|format| !format.many.is_empty())
     }
 
-    /// From now on the host is told who is used: by [`Mixer::group`], and by [`Mixer::ask`] of one token. There is room for few tokens to be grouped,
-    /// too.
-    pub fn tell_host(&mut self, stream: &Stream) -> Result<(), Error> {
+    /// From now on the host is told who is used: by [`Mixer::group`], and by [`Mixer::ask`] of one token, in up to `layers` layers. There is room for few tokens
+    /// to be grouped, too.
+    pub fn tell_host(&mut self, stream: &Stream, layers: usize) -> Result<(), Error> {
         let Shape { width, routing, .. } = self.shape;
         if self.many.is_none() {
             self.many = Some(Many::new(stream, &self.shape, self.tokens_max)?);
         }
         self.told = Some(Told::new(stream.device(), routing.experts)?);
-        self.asked = Some(Asked::new(stream, routing.used, width)?);
+        self.asked = Some(Asked::new(stream, layers, routing.used, width)?);
         Ok(())
     }
 
@@ -240,21 +259,23 @@ impl Mixer {
         let Some(told) = &self.told else {
             return Ok(&[]);
         };
-        told.bells.wait(stream, told.number)?;
+        let bell = told.bells.of(Bell::Told);
+        wait(stream, || bell.load(Ordering::Acquire) == told.number)?;
         Ok(&told.numbers)
     }
 
     /// Numbers of questions begin anew. For when nothing that asks is under way.
     pub fn begin_token(&mut self) {
-        if let Some(asked) = &self.asked {
-            for bell in [Bell::Told, Bell::Answered, Bell::Given] {
+        if let Some(asked) = &mut self.asked {
+            asked.told.fill(0);
+            for bell in [Bell::Answered, Bell::Given] {
                 asked.bells.ring(bell, 0);
             }
         }
     }
 
-    /// Asks the host where one token's experts are, as number `number`, which grows from 1 on, and writes it to the layer's list. `x` `[D]` is the layer's
-    /// input.
+    /// Writes to the layer's list where one token's experts are: in slots, as `held` has them, or where the host says, which is asked as number `number`, which
+    /// grows from 1 on. `x` `[D]` is the layer's input.
     #[allow(clippy::too_many_arguments, reason = "one operation's operands")]
     pub fn ask(
         &mut self,
@@ -262,6 +283,7 @@ impl Mixer {
         start: Start,
         number: u32,
         layer: &Layer<'_>,
+        held: Held<'_>,
         scores: Scores<'_>,
         x: &Buffer<f32>,
     ) -> Result<(), Error> {
@@ -272,14 +294,15 @@ impl Mixer {
         length(OP, "inputs that are missing", short, 0)?;
         let choosing = self.choosing(OP, 1, scores)?;
         let asked = self.asked(OP)?;
+        let told = asked.words(OP, number)?.as_ptr().addr() as u64;
         let args = [
             &choosing[..],
             &[
                 x.into(),
                 (width as i32).into(),
-                asked.ids.address().into(),
+                held.list(OP, routing.experts)?.into(),
+                told.into(),
                 asked.x.address().into(),
-                asked.bells.address(Bell::Told).into(),
                 number.into(),
                 asked.bells.address(Bell::Answered).into(),
                 asked.places.address().into(),
@@ -299,12 +322,19 @@ impl Mixer {
 
     /// Waits for a question.
     pub fn question(&mut self, stream: &Stream, number: u32) -> Result<Question<'_>, Error> {
-        self.asked("a question about experts")?
-            .bells
-            .wait(stream, number)?;
+        const OP: &str = "a question about experts";
+        let words = self.asked(OP)?.words(OP, number)?;
+        wait(stream, || {
+            words.iter().all(|word| word.load(Ordering::Acquire) != 0)
+        })?;
+        let mut ids: Vec<u32> = words.iter().map(|w| w.load(Ordering::Relaxed)).collect();
+        let waits = ids.pop() == Some(WAITS);
+        ids.iter_mut().for_each(|id| *id -= 1);
         let asked = self.asked.as_mut().expect("it was just looked at");
+        asked.ids = ids;
         Ok(Question {
             ids: &asked.ids,
+            waits,
             x: &asked.x,
             rows: &mut asked.rows,
         })

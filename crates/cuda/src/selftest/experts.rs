@@ -100,7 +100,7 @@ impl Experts {
             stream,
             Arc::new(blobs),
             bytes,
-            self.case.experts,
+            [1, self.case.experts],
             1,
         )?)
     }
@@ -550,7 +550,8 @@ fn mix(
     })
 }
 
-/// One token whose device asks where its experts are: every other one in a slot, in host memory, and `absent` with the host.
+/// One token whose device asks where its experts are: every other one in a slot, in host memory, and `absent` with the host; then one that knows all but `absent` to
+/// be in slots.
 #[allow(clippy::too_many_arguments, reason = "all that a test varies")]
 fn ask(
     stream: &Stream,
@@ -564,17 +565,29 @@ fn ask(
     shared: Shared<'_>,
     y: &mut Buffer<f32>,
 ) -> Result<(), Failure> {
-    mixer.tell_host(stream)?;
+    mixer.tell_host(stream, 3)?;
     let copies = stream.device().stream()?;
+    let start_of = |e: usize| e * experts.blob.bytes();
     // Nothing is taken or given back while the device waits: the driver would wait for the device.
     let mut other = Buffer::zeroed(stream, y.len())?;
     // As a layer after another would.
-    for number in [1, 2] {
+    for number in [1, 2, 3] {
+        if number == 3 {
+            stream.synchronise()?;
+            for e in (0..experts.case.experts).filter(|&e| e != absent) {
+                slots.fetch(&copies, start_of(e)..start_of(e + 1), start_of(e))?;
+                let place = slots.place(&experts.blob, start_of(e))?;
+                slots.hold(0, e, Some(place))?;
+            }
+            copies.synchronise()?;
+            slots.publish_held(stream)?;
+        }
         let layer = slots.layer(&experts.blob, 0);
-        mixer.ask(stream, START, number, &layer, call.scores, x)?;
+        let held = slots.held(0);
+        mixer.ask(stream, START, number, &layer, held, call.scores, x)?;
         mixer.gate_up(stream, START, &layer, call)?;
-        // The second one's result counts, and begins from what the first one began from.
-        if number == 2 {
+        // The last one's result counts, and begins from what the others began from.
+        if number == 3 {
             mixer.down(
                 stream,
                 START,
@@ -596,10 +609,19 @@ fn ask(
                 &mut other,
             )?;
         }
-        let ids = mixer.question(stream, number)?.ids.to_vec();
+        let question = mixer.question(stream, number)?;
+        let (ids, waits) = (question.ids.to_vec(), question.waits);
+        if waits != (number < 3 || ids.contains(&(absent as u32))) {
+            return Err(
+                format!("{ids:?} without {absent}, number {number}: waits is {waits}").into(),
+            );
+        }
+        if !waits {
+            continue;
+        }
         let mut places = Vec::new();
         for &e in &ids {
-            let (e, start) = (e as usize, e as usize * experts.blob.bytes());
+            let (e, start) = (e as usize, start_of(e as usize));
             places.push(match e {
                 _ if e == absent => None,
                 _ if e.is_multiple_of(2) => slots.place_in_host(&experts.blob, start)?,

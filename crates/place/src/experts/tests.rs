@@ -396,70 +396,104 @@ fn a_cpu_that_helps_is_used() {
     assert!(shared < off * 0.65, "{shared} {off}");
 }
 
-/// Milliseconds of each of some prompts that use the same experts, half of each layer's, while a cache that has room for them fills.
-///
 /// A machine whose link copies one after the other: what a layer streams waits for what was copied behind the layers before.
-fn filling(share: Share, link_ms: f64, host_ms: f64, rest_ms: f64) -> Vec<f64> {
-    let one = Layer {
-        experts: 128,
-        used: 8,
-        blob_bytes: 2 * MIB,
-    };
-    let layers = [one; 48];
-    let settings = Settings {
-        costs: Costs {
-            link_ms_mib: link_ms / 2.0,
-            host_ms_mib: host_ms / 2.0,
-            host_ms_mib_token: 0.0,
-            ..Costs::UNKNOWN
-        },
-        ..settings(blob_bytes(&layers) / 2, share)
-    };
-    let mut experts = Experts::new(&layers, &settings, &Recalled::default());
-    let used: Vec<(u32, u32)> = (0..60).map(|e| (2 * e, 33)).collect();
-    let (mut now, mut link_free) = (0.0_f64, 0.0_f64);
-    let mut prompts = Vec::new();
-    for _ in 0..6 {
-        let begun = now;
-        experts.begin(250, false);
-        for layer in 0..48 {
-            let served = experts.serve(layer, &used);
-            let n = |f: fn(&Way) -> bool| served.iter().filter(|s| f(&s.way)).count() as f64;
-            let stream_ms = link_ms * n(|way| matches!(way, Way::Streamed(_)));
-            let host_ms = host_ms * n(|way| *way == Way::Host);
-            let streamed = now.max(link_free) + stream_ms;
-            link_free = streamed + link_ms * experts.copies().len() as f64;
-            let end = rest_ms + (streamed * f64::from(stream_ms > 0.0)).max(now + host_ms);
-            experts.took(&Took {
-                ms: end - now,
-                stream_ms,
-                host_ms,
-                are_copied: link_free <= end,
-                is_unusual: false,
-            });
-            now = end;
-        }
-        prompts.push(now - begun);
-    }
-    prompts
+struct Filling {
+    /// An expert's copy, and what the CPU takes for one.
+    link_ms: f64,
+    host_ms: f64,
+    /// What a layer takes besides, and what the CPU's part takes besides.
+    rest_ms: f64,
+    hand_over_ms: f64,
 }
 
+impl Filling {
+    /// Milliseconds of each of some prompts that use the same experts, about so many of 128 a layer, while a cache that has room for 64 fills.
+    fn prompts(&self, used: u32, share: Share) -> Vec<f64> {
+        let one = Layer {
+            experts: 128,
+            used: 8,
+            blob_bytes: 2 * MIB,
+        };
+        let layers = [one; 48];
+        let settings = Settings {
+            costs: Costs {
+                link_ms_mib: self.link_ms / 2.0,
+                host_ms_mib: self.host_ms / 2.0,
+                host_ms_mib_token: 0.0,
+                ..Costs::UNKNOWN
+            },
+            ..settings(blob_bytes(&layers) / 2, share)
+        };
+        let mut experts = Experts::new(&layers, &settings, &Recalled::default());
+        let mut dice = Dice(7);
+        let used: Vec<Vec<(u32, u32)>> = (0..48)
+            .map(|_| {
+                let part = f64::from(used) / 128.0 * (0.8 + 0.4 * dice.next());
+                let all = (0..128).map(|e| (e, 33));
+                all.filter(|_| dice.next() < part).collect()
+            })
+            .collect();
+        let (mut now, mut link_free) = (0.0_f64, 0.0_f64);
+        let mut prompts = Vec::new();
+        for _ in 0..8 {
+            let begun = now;
+            experts.begin(250, false);
+            for (layer, used) in used.iter().enumerate() {
+                let served = experts.serve(layer, used);
+                let n = |f: fn(&Way) -> bool| served.iter().filter(|s| f(&s.way)).count() as f64;
+                let stream_ms = self.link_ms * n(|way| matches!(way, Way::Streamed(_)));
+                let by_host = n(|way| *way == Way::Host);
+                let hand_over_ms = self.hand_over_ms * f64::from(by_host > 0.0);
+                let host_ms = self.host_ms * by_host + hand_over_ms;
+                let streamed = now.max(link_free) + stream_ms;
+                link_free = streamed + self.link_ms * experts.copies().len() as f64;
+                let end = (streamed * f64::from(stream_ms > 0.0)).max(now + host_ms);
+                let end = end + self.rest_ms;
+                experts.took(&Took {
+                    ms: end - now,
+                    stream_ms,
+                    host_ms,
+                    are_copied: link_free <= end,
+                    is_unusual: false,
+                });
+                now = end;
+            }
+            prompts.push(now - begun);
+        }
+        prompts
+    }
+}
+
+/// What the CPU computes is missing in the prompts after: they may be slower, by less than the first one was faster.
 #[test]
 fn a_cache_fills_beside_the_cpus_share_and_nothing_is_lost_by_it() {
-    for (link_ms, host_ms, rest_ms) in [(0.05, 0.07, 0.6), (0.05, 0.05, 0.3), (0.05, 0.15, 0.6)] {
-        let off = filling(Share::Off, link_ms, host_ms, rest_ms);
-        let auto = filling(Share::Auto, link_ms, host_ms, rest_ms);
-        println!("off {off:.1?}, auto {auto:.1?}");
-        let sum = |of: &[f64]| of.iter().sum::<f64>();
-        assert!(auto[0] < 0.9 * off[0], "the first prompt has the CPU");
-        assert!(auto[1] < 0.23 * off[0], "the second has most in the cache");
-        for n in 2..=6 {
-            assert!(
-                sum(&auto[..n]) < 1.01 * sum(&off[..n]),
-                "{n}: {off:?} {auto:?}"
-            );
+    for (link_ms, host_ms, rest_ms, hand_over_ms) in [
+        (0.05, 0.07, 0.6, 0.0),
+        (0.05, 0.05, 0.3, 0.0),
+        (0.05, 0.15, 0.6, 0.0),
+        (0.058, 0.075, 0.35, 0.1),
+    ] {
+        let machine = Filling {
+            link_ms,
+            host_ms,
+            rest_ms,
+            hand_over_ms,
+        };
+        // There is room for all that is used, and there is not.
+        for used in [52, 72, 84] {
+            let off = machine.prompts(used, Share::Off);
+            let auto = machine.prompts(used, Share::Auto);
+            println!("{used} used: off {off:.1?}, auto {auto:.1?}");
+            let sum = |of: &[f64]| of.iter().sum::<f64>();
+            assert!(auto[0] < 0.9 * off[0], "the first prompt has the CPU");
+            for n in 2..=8 {
+                assert!(
+                    sum(&auto[..n]) < 1.01 * sum(&off[..n]),
+                    "{n}: {off:?} {auto:?}"
+                );
+            }
+            assert!(auto[3..].iter().zip(&off[3..]).all(|(a, o)| *a < 1.01 * o));
         }
-        assert!(auto[3..].iter().zip(&off[3..]).all(|(a, o)| *a < 1.01 * o));
     }
 }
 

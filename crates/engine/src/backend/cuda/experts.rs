@@ -11,6 +11,9 @@
 //!                      host     answers where: in a slot, in host memory, from where the device then reads a streamed one itself, or with the CPU
 //! ```
 //!
+//! A layer of a generated token that finds all its experts in slots, as they were when the token began, goes on by itself, and the host hears of it; only others ask. So
+//! slots keep what they have until the token's last layer is past, whatever is decided meanwhile.
+//!
 //! So a generated token is given, or launched as a graph, ahead of all answers, and **the driver is not called while a layer may be waiting for one**: a call may
 //! last until the device has nothing to do, if anybody else in the process gives memory back meanwhile, loads kernels or has memory pinned, and then the
 //! device would wait for the host, and the host for the device. What moves into the cache is copied when a later layer's routing is known, as all
@@ -67,6 +70,8 @@ pub(super) struct PlacedExperts {
     settled: Vec<Event>,
     /// The last copy to each slot behind a layer, until it is known to be there.
     settling: Vec<Option<Moving>>,
+    /// The layer and expert that generated tokens find in each slot of the cache.
+    held: Vec<Option<(u32, u32)>>,
     /// Of the last one.
     number: u64,
     routed: Event,
@@ -96,6 +101,8 @@ pub(super) struct PlacedExperts {
 struct Moving {
     copy: Copy,
     number: u64,
+    /// Whose expert the slot had.
+    from: Option<u32>,
 }
 
 /// What is to be told to the store of the layer before.
@@ -104,6 +111,7 @@ struct Pending {
     since: Instant,
     host: Duration,
     is_streamed: bool,
+    is_unusual: bool,
 }
 
 /// What the CPU computes its experts with.
@@ -185,6 +193,7 @@ impl PlacedExperts {
         };
         let (ring, cached) = (slots.staging().slots, slots.cached());
         let (experts, used) = (of.routing.experts, of.routing.used);
+        let layers = mixtures.lying.blobs.len();
         let mut end = 0_usize;
         let place = |number| {
             let start = end;
@@ -223,8 +232,9 @@ impl PlacedExperts {
         let bytes = bytes.unwrap_or(0);
         let bounces = (0..bounces).map(|_| Bounce::new(device, bytes));
         let mut this = Self {
-            slots: Slots::new(stream, blobs, end, experts, experts + 2)?,
+            slots: Slots::new(stream, blobs, end, [layers, experts], experts + 2)?,
             settling: vec![None; places.len()],
+            held: vec![None; cached as usize],
             cached,
             batch: (ring as usize / 2).max(1),
             copies: device.stream()?,
@@ -236,7 +246,7 @@ impl PlacedExperts {
             due: Vec::new(),
             moving: VecDeque::new(),
             number: 0,
-            settled: events(mixtures.lying.blobs.len())?,
+            settled: events(layers)?,
             routed: event(Timing::Off)?,
             adopted: event(Timing::Off)?,
             x: Mailbox::new(device, ubatch * c.width)?,
@@ -263,6 +273,7 @@ impl PlacedExperts {
         };
         for copy in this.store.fill() {
             this.fetch(&mixtures.lying, copy)?;
+            this.hold(&mixtures.lying, copy)?;
         }
         this.copies.synchronise()?;
         Ok(this)
@@ -276,6 +287,8 @@ impl PlacedExperts {
     /// Begins a step. What the last layer of the step before took is not known: the next one's routing says when it ended.
     pub(super) fn begin_step(
         &mut self,
+        stream: &Stream,
+        lying: &Lying,
         position: usize,
         tokens: usize,
         generated: bool,
@@ -290,7 +303,32 @@ impl PlacedExperts {
         // What is given launch by launch, and by threads that slept, says nothing of the tokens after it.
         self.generated = if generated { self.generated + 1 } else { 0 };
         self.store.begin(position, tokens, generated);
-        self.settle()
+        self.settle(lying)?;
+        match generated {
+            true => self.slots.publish_held(stream),
+            false => Ok(()),
+        }
+    }
+
+    /// A slot of the cache has an expert.
+    fn hold(&mut self, lying: &Lying, copy: Copy) -> Result<(), cuda::Error> {
+        let (layer, expert) = (copy.layer, copy.expert);
+        let slot = copy.slot.0 as usize;
+        let place = self
+            .slots
+            .place(&lying.blobs[layer as usize], self.places[slot])?;
+        self.held[slot] = Some((layer, expert));
+        self.slots
+            .hold(layer as usize, expert as usize, Some(place))
+    }
+
+    /// It will have another one; says whose it had.
+    fn release(&mut self, slot: Slot) -> Result<Option<u32>, cuda::Error> {
+        let Some((layer, expert)) = self.held[slot.0 as usize].take() else {
+            return Ok(None);
+        };
+        self.slots.hold(layer as usize, expert as usize, None)?;
+        Ok(Some(layer))
     }
 
     /// A layer's routing is known: ends the one before, and asks how this one's experts are served. Calls the driver only behind a prompt's layer.
@@ -312,7 +350,7 @@ impl PlacedExperts {
                 stream_ms,
                 host_ms: ms(pending.host),
                 are_copied,
-                is_unusual: self.generated == 1,
+                is_unusual: pending.is_unusual || self.generated == 1,
             });
         }
         self.due.append(&mut self.behind);
@@ -323,25 +361,31 @@ impl PlacedExperts {
             since: now,
             host: Duration::ZERO,
             is_streamed: false,
+            is_unusual: false,
         });
         Ok(())
     }
 
     /// Has an expert moved into the cache some time.
-    fn moving(&mut self, copy: Copy) -> Moving {
+    fn moving(&mut self, copy: Copy) -> Result<Moving, cuda::Error> {
         self.number += 1;
+        let released = self.release(copy.slot)?;
+        let settling = &mut self.settling[copy.slot.0 as usize];
         let moving = Moving {
             copy,
             number: self.number,
+            // What was to have it meanwhile never came.
+            from: released.or(settling.and_then(|before| before.from)),
         };
-        self.settling[copy.slot.0 as usize] = Some(moving);
-        moving
+        *settling = Some(moving);
+        Ok(moving)
     }
 
     /// Has an expert moved into the cache when the layer in work is done.
-    fn move_behind(&mut self, copy: Copy) {
-        let moving = self.moving(copy);
+    fn move_behind(&mut self, copy: Copy) -> Result<(), cuda::Error> {
+        let moving = self.moving(copy)?;
         self.behind.push(moving);
+        Ok(())
     }
 
     /// Whether copies are slower than they need be.
@@ -351,7 +395,7 @@ impl PlacedExperts {
     }
 
     /// Looks which copies to the cache are there by now.
-    fn settle(&mut self) -> Result<(), cuda::Error> {
+    fn settle(&mut self, lying: &Lying) -> Result<(), cuda::Error> {
         while let Some(&moving) = self.moving.front() {
             let Moving { copy, .. } = moving;
             if !self.settled[copy.layer as usize].is_done()? {
@@ -360,6 +404,7 @@ impl PlacedExperts {
             let settling = &mut self.settling[copy.slot.0 as usize];
             if *settling == Some(moving) {
                 *settling = None;
+                self.hold(lying, copy)?;
             }
             self.moving.pop_front();
         }
@@ -382,20 +427,38 @@ impl PlacedExperts {
     }
 
     /// Has what the store moves into the cache copied, to slots that the layer in work does not use, as soon as that may be begun.
-    fn move_chosen(&mut self) {
+    fn move_chosen(&mut self) -> Result<(), cuda::Error> {
         for i in 0..self.store.copies().len() {
-            let moving = self.moving(self.store.copies()[i]);
+            let moving = self.moving(self.store.copies()[i])?;
             self.due.push(moving);
         }
+        Ok(())
     }
 
     /// A generated token's layer needs no more answers. Behind the last one the driver may be called again.
     fn end_one(&mut self, at: &At<'_>) -> Result<(), cuda::Error> {
-        self.move_chosen();
-        match at.mixture.index + 1 == at.lying.blobs.len() {
-            true => self.move_in(at.lying),
-            false => Ok(()),
+        self.move_chosen()?;
+        let last = at.mixture.index as u32;
+        if last as usize + 1 < at.lying.blobs.len() {
+            return Ok(());
         }
+        // It may still be reading what it found when the token began.
+        let is_read = |moving: &Moving| moving.from == Some(last);
+        let (read, free): (Vec<_>, _) = self.due.drain(..).partition(is_read);
+        self.due = free;
+        self.move_in(at.lying)?;
+        let past = read.into_iter().map(|moving| Moving {
+            from: None,
+            ..moving
+        });
+        for moving in past {
+            let settling = &mut self.settling[moving.copy.slot.0 as usize];
+            if settling.is_some_and(|last| last.number == moving.number) {
+                *settling = Some(moving);
+                self.due.push(moving);
+            }
+        }
+        Ok(())
     }
 
     /// Whether the device reaches the blob that begins there.
@@ -441,8 +504,9 @@ impl PlacedExperts {
         let blob = &at.lying.blobs[at.mixture.index];
         let layer = self.slots.layer(blob, RESIDENT);
         let number = at.number();
+        let held = self.slots.held(at.mixture.index);
         at.mixer
-            .ask(at.stream, at.start, number, &layer, tokens.scores, x)?;
+            .ask(at.stream, at.start, number, &layer, held, tokens.scores, x)?;
         // Before anything else is given: what was never launched may not be while the device waits.
         if !self.is_recording {
             self.say_where(at)?;
@@ -490,8 +554,30 @@ impl PlacedExperts {
     /// Where the experts are that a layer asks about.
     fn say_where(&mut self, at: &mut At<'_>) -> Result<(), cuda::Error> {
         let (number, index) = (at.number(), at.mixture.index);
-        let ids = at.mixer.question(at.stream, number)?.ids.to_vec();
+        let question = at.mixer.question(at.stream, number)?;
+        let (ids, waits) = (question.ids.to_vec(), question.waits);
         self.serve(at, ids.iter().map(|&id| (id, 1)))?;
+        for i in 0..self.served.len() {
+            let Served { expert, way, .. } = self.served[i];
+            if let Way::Streamed(slot) = way
+                && slot.0 < self.cached
+            {
+                self.move_behind(Copy {
+                    layer: index as u32,
+                    expert,
+                    slot,
+                })?;
+            }
+        }
+        if !waits {
+            // It found them all, though some are given up since.
+            let is_resident = |s: &Served| matches!(s.way, Way::Resident(_));
+            if let Some(pending) = &mut self.pending {
+                pending.is_unusual = !self.served.iter().all(is_resident);
+            }
+            self.served.clear();
+            return Ok(());
+        }
         self.answers.clear();
         for i in 0..self.served.len() {
             let place = self.place_one(at.lying, index, i)?;
@@ -515,16 +601,8 @@ impl PlacedExperts {
         };
         let (blob, start) = (&lying.blobs[index], lying.starts[index][expert as usize]);
         let at = slot.0 as usize;
-        let is_resident = matches!(way, Way::Resident(_));
-        if is_resident && self.settling[at].is_none() {
+        if matches!(way, Way::Resident(_)) && self.settling[at].is_none() {
             return self.slots.place(blob, self.places[at]).map(Some);
-        }
-        if !is_resident && slot.0 < self.cached {
-            self.move_behind(Copy {
-                layer: index as u32,
-                expert,
-                slot,
-            });
         }
         let begun = Instant::now();
         let in_host = self.slots.place_in_host(blob, start)?;
@@ -620,7 +698,7 @@ impl PlacedExperts {
     ) -> Result<(), cuda::Error> {
         let counts = at.mixer.told_many(at.stream)?.to_vec();
         let used = counts.iter().enumerate().filter(|&(_, &n)| n > 0);
-        self.settle()?;
+        self.settle(at.lying)?;
         self.serve(at, used.map(|(e, &n)| (e as u32, n)))?;
         self.move_in(at.lying)?;
         let index = at.mixture.index;
@@ -652,6 +730,7 @@ impl PlacedExperts {
                 Way::Resident(slot) => {
                     if let Some(moving) = self.settling[slot.0 as usize].take() {
                         at.stream.wait(&self.settled[moving.copy.layer as usize])?;
+                        self.hold(at.lying, moving.copy)?;
                     }
                     let place = self.slots.place(blob, self.places[slot.0 as usize])?;
                     for list in [RESIDENT, lists - 1] {
@@ -690,7 +769,7 @@ impl PlacedExperts {
                 pending.host += begun.elapsed();
             }
         }
-        self.move_chosen();
+        self.move_chosen()?;
         self.move_in(at.lying)?;
         let layer = self.slots.layer(blob, lists - 1);
         at.mixer.combine(at.stream, at.start, &layer, n, shared, y)
@@ -743,6 +822,10 @@ impl PlacedExperts {
                 };
                 self.settling[slot.0 as usize] = None;
                 self.fetch(at.lying, copy)?;
+                if slot.0 < self.cached {
+                    self.release(slot)?;
+                    self.hold(at.lying, copy)?;
+                }
             }
             if b + 1 == batches.len() {
                 self.copies.record(&self.streaming[1])?;

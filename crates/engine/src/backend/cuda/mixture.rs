@@ -118,19 +118,20 @@ impl Mixtures {
             store,
             ubatch,
         )?);
-        self.mixer.tell_host(stream)?;
+        self.mixer.tell_host(stream, self.lying.blobs.len())?;
         Ok(())
     }
 
     /// Begins a step of experts that are placed.
     fn begin_step(
         &mut self,
+        stream: &Stream,
         position: usize,
         tokens: usize,
         generated: bool,
     ) -> Result<(), cuda::Error> {
         if let Some(placed) = self.placed.as_mut().filter(|placed| !placed.is_recording) {
-            placed.begin_step(position, tokens, generated)?;
+            placed.begin_step(stream, &self.lying, position, tokens, generated)?;
             self.mixer.begin_token();
         }
         Ok(())
@@ -280,7 +281,7 @@ impl Cuda<'_> {
     ) -> Result<(), cuda::Error> {
         let generated = self.generated;
         match &mut self.mixtures {
-            Some(mixtures) => mixtures.begin_step(position, tokens, generated),
+            Some(mixtures) => mixtures.begin_step(&self.stream, position, tokens, generated),
             None => Ok(()),
         }
     }

@@ -92,15 +92,7 @@ impl Cuda<'_> {
             }
             b.attends
                 .repeat(&b.stream, &mut recorded, positions[0].start)?;
-            if let Some(marks) = marks {
-                let giving = given.elapsed();
-                b.stream.record(&marks[1])?;
-                b.timed = Some(Timed {
-                    marks,
-                    given,
-                    giving,
-                });
-            }
+            let giving = given.elapsed();
             let recorded = is_lasting.then_some(recorded);
             if is_spilled {
                 b.spilled = recorded;
@@ -108,7 +100,17 @@ impl Cuda<'_> {
                 b.resident[n] = recorded;
             }
             b.listed = n;
-            b.answer_mixtures()
+            // The driver is not called before.
+            b.answer_mixtures()?;
+            if let Some(marks) = marks {
+                b.stream.record(&marks[1])?;
+                b.timed = Some(Timed {
+                    marks,
+                    given,
+                    giving,
+                });
+            }
+            Ok(())
         });
     }
 

@@ -10,7 +10,7 @@
     reason = "rows, halves and tokens of several arrays at once"
 )]
 
-use super::gemv256::{Blocks, Out, ahead, bias, codes, group, groups_a_sum, halves, scales};
+use super::gemv256::{Blocks, Out, ahead, bias, code, group, groups_a_sum, halves, scales};
 use super::sets::{Set, Sets};
 use super::unpacked::CHUNK32;
 use crate::acts::{ActsView, FEW};
@@ -27,7 +27,7 @@ const SETS: usize = 8;
 /// What a set's products with a tile sum up to: `[half][token]`, 8 rows a register.
 type Sums<T> = [[T; FEW]; 2];
 
-/// A tile's block, in `R` registers a half.
+/// A tile's block, `R` registers a half: what its products with the first set leave for those with the others.
 struct Weights<const R: usize> {
     q: [[__m256i; R]; 2],
     d: [__m256; 2],
@@ -59,12 +59,15 @@ fn tiles32_of<U: Unpack32, const R: usize>(
     let (sets, n_sets) = (Sets::new(acts), acts.tokens().div_ceil(FEW));
     let zero = [[_mm256_setzero_ps(); FEW]; 2];
     let (mut sums, mut totals) = ([zero; SETS], [zero; SETS]);
+    let mut weights = Weights::<R>::zero();
     for tile in tiles {
         let mut blocks = Blocks::<U>::new(w, tile);
         let out = Out::new(w, tile, out);
         for first_set in (0..n_sets).step_by(SETS) {
             let n = SETS.min(n_sets - first_set);
             let (totals, sums) = (&mut totals[..n], &mut sums[..n]);
+            let begins: [usize; SETS] =
+                std::array::from_fn(|i| sets.begin((first_set + i).min(n_sets - 1)));
             let tokens = |i: usize| {
                 let t = (first_set + i) * FEW;
                 t..acts.tokens().min(t + FEW)
@@ -77,9 +80,11 @@ fn tiles32_of<U: Unpack32, const R: usize>(
                     if first_set == 0 {
                         ahead::<U, 1>(block, 0);
                     }
-                    let weights = Weights::<R>::new::<U>(block);
-                    for (i, sums) in sums.iter_mut().enumerate() {
-                        weights.multiply::<U>(&sets.block(first_set + i, b), sums);
+                    let at = b * sets.stride();
+                    let (first, others) = sums.split_first_mut().expect("sets");
+                    weights.multiply::<U, true>(block, &sets.at(begins[0] + at), first);
+                    for (sums, begin) in others.iter_mut().zip(&begins[1..]) {
+                        weights.multiply::<U, false>(block, &sets.at(begin + at), sums);
                     }
                 }
                 if first == 0 {
@@ -103,39 +108,36 @@ fn tiles32_of<U: Unpack32, const R: usize>(
 impl<const R: usize> Weights<R> {
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
-    fn new<U: Unpack32>(block: &[u8]) -> Self {
-        let mut new = Self {
+    fn zero() -> Self {
+        Self {
             q: [[_mm256_setzero_si256(); R]; 2],
             d: [_mm256_setzero_ps(); 2],
             m: [_mm256_setzero_ps(); 2],
-        };
-        for half in 0..2 {
-            let codes = codes::<U>(block, 0, half);
-            if U::BITS == 8 {
-                for (g, code) in codes.into_iter().enumerate() {
-                    new.q[half][2 * g] = _mm256_abs_epi8(code);
-                    new.q[half][2 * g + 1] = code;
-                }
-            } else {
-                new.q[half].copy_from_slice(&codes);
-            }
-            new.d[half] = scales::<U>(block, half);
-            if has_min(U::TY) {
-                new.m[half] = halves(block, 2 * ROWS, half);
-            }
         }
-        new
     }
 
-    /// Adds a block's products.
+    /// Adds a block's products. `FIRST`: of the first set, for which the block is unpacked on the way.
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
-    fn multiply<U: Unpack32>(&self, set: &Set<'_>, sums: &mut Sums<__m256>) {
+    fn multiply<U: Unpack32, const FIRST: bool>(
+        &mut self,
+        block: &[u8],
+        set: &Set<'_>,
+        sums: &mut Sums<__m256>,
+    ) {
         let dot = if U::BITS == 8 {
-            self.signed(set)
+            self.signed::<U, FIRST>(block, set)
         } else {
-            self.unsigned::<U>(set)
+            self.unsigned::<U, FIRST>(block, set)
         };
+        if FIRST {
+            for half in 0..2 {
+                self.d[half] = scales::<U>(block, half);
+                if has_min(U::TY) {
+                    self.m[half] = halves(block, 2 * ROWS, half);
+                }
+            }
+        }
         for j in 0..FEW {
             let (d_a, ds_a) = (_mm256_set1_ps(set.d[j]), _mm256_set1_ps(set.ds[j]));
             for half in 0..2 {
@@ -155,32 +157,41 @@ impl<const R: usize> Weights<R> {
     /// Sums of products of unsigned codes.
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
-    fn unsigned<U: Codes>(&self, set: &Set<'_>) -> Sums<__m256i> {
+    fn unsigned<U: Codes, const FIRST: bool>(
+        &mut self,
+        block: &[u8],
+        set: &Set<'_>,
+    ) -> Sums<__m256i> {
         let a_sum = groups_a_sum(U::BITS);
         let zero = [[_mm256_setzero_si256(); FEW]; 2];
         let (mut words, mut dot) = (zero, zero);
-        each_group!(|g| {
+        each_group!(|i| {
+            // The two that share a word of nibbles follow each other.
+            let g = i / 2 + i % 2 * 4;
+            if FIRST {
+                for half in 0..2 {
+                    self.q[half][g] = code::<U>(block, 0, g, half);
+                }
+            }
             for j in 0..FEW {
                 let a = group(&set.q[j], g);
+                let products = [0, 1].map(|half| _mm256_maddubs_epi16(self.q[half][g], a));
                 for half in 0..2 {
-                    let (word, products) = (
-                        &mut words[half][j],
-                        _mm256_maddubs_epi16(self.q[half][g], a),
-                    );
-                    *word = if g.is_multiple_of(a_sum) {
-                        products
+                    let word = &mut words[half][j];
+                    *word = if i.is_multiple_of(a_sum) {
+                        products[half]
                     } else {
-                        _mm256_add_epi16(*word, products)
+                        _mm256_add_epi16(*word, products[half])
                     };
                 }
             }
             in_order(&mut words);
-            if (g + 1).is_multiple_of(a_sum) {
+            if (i + 1).is_multiple_of(a_sum) {
                 for half in 0..2 {
                     for j in 0..FEW {
                         let sum = _mm256_madd_epi16(words[half][j], _mm256_set1_epi16(1));
                         let dot = &mut dot[half][j];
-                        *dot = if g < a_sum {
+                        *dot = if i < a_sum {
                             sum
                         } else {
                             _mm256_add_epi32(*dot, sum)
@@ -192,18 +203,37 @@ impl<const R: usize> Weights<R> {
         dot
     }
 
-    /// Sums of products of signed codes.
+    /// Sums of products of signed codes. Those of 8 bits are read where they are, of the others both magnitudes and codes are kept.
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
-    fn signed(&self, set: &Set<'_>) -> Sums<__m256i> {
+    fn signed<U: Codes, const FIRST: bool>(
+        &mut self,
+        block: &[u8],
+        set: &Set<'_>,
+    ) -> Sums<__m256i> {
+        let in_place = U::PLANES.is_some_and(|planes| planes.low_bits == 8);
         let mut dot = [[_mm256_setzero_si256(); FEW]; 2];
         each_group!(|g| {
+            let mut codes = [_mm256_setzero_si256(); 2];
+            for half in 0..2 {
+                codes[half] = if FIRST || in_place {
+                    code::<U>(block, 0, g, half)
+                } else {
+                    self.q[half][8 + g]
+                };
+                if FIRST {
+                    self.q[half][g] = _mm256_abs_epi8(codes[half]);
+                    if !in_place {
+                        self.q[half][8 + g] = codes[half];
+                    }
+                }
+            }
             for j in 0..FEW {
                 let a = group(&set.q[j], g);
                 for half in 0..2 {
-                    let [magnitude, code] = [0, 1].map(|i| self.q[half][2 * g + i]);
                     // At most 128 * 127 twice.
-                    let sums = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(a, code));
+                    let a = _mm256_sign_epi8(a, codes[half]);
+                    let sums = _mm256_maddubs_epi16(self.q[half][g], a);
                     let sums = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
                     dot[half][j] = _mm256_add_epi32(dot[half][j], sums);
                 }

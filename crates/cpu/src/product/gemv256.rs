@@ -428,60 +428,51 @@ pub(super) fn ahead<U: Codes, const PARTS: usize>(block: &[u8], part: usize) {
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub(super) fn codes<U: Codes>(block: &[u8], run: usize, half: usize) -> [__m256i; 8] {
+    let mut codes = [_mm256_setzero_si256(); 8];
+    each_group!(|g| {
+        codes[g] = code::<U>(block, run, g, half);
+    });
+    codes
+}
+
+/// Group `g` of [`codes`].
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(super) fn code<U: Codes>(block: &[u8], run: usize, g: usize, half: usize) -> __m256i {
     let planes = U::PLANES.expect("a format with planes");
     let (high, low) = planes.of(block, run);
-    let mut codes = [_mm256_setzero_si256(); 8];
-    match planes.low_bits {
-        8 => {
-            for (g, code) in codes.iter_mut().enumerate() {
-                *code = word(low, g, half);
-            }
-        }
-        4 => {
-            let mask = _mm256_set1_epi8(15);
-            for g in 0..4 {
-                let word = word(low, g, half);
-                codes[g] = _mm256_and_si256(word, mask);
-                codes[g + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(word), mask);
-            }
-        }
-        _ => {
-            let mask = _mm256_set1_epi8(3);
-            for h in 0..2 {
-                let word = word(low, h, half);
-                codes[4 * h] = _mm256_and_si256(word, mask);
-                codes[4 * h + 1] = _mm256_and_si256(_mm256_srli_epi16::<2>(word), mask);
-                codes[4 * h + 2] = _mm256_and_si256(_mm256_srli_epi16::<4>(word), mask);
-                codes[4 * h + 3] = _mm256_and_si256(_mm256_srli_epi16::<6>(word), mask);
-            }
-        }
-    }
+    let mut code = plane(low, planes.low_bits, g, half, 0);
     if planes.high_bits > 0 {
-        let bits = planes.high_bits;
-        let mask = _mm256_set1_epi8((((1 << bits) - 1) << planes.low_bits) as i8);
-        for (g, code) in codes.iter_mut().enumerate() {
-            let per_word = 8 / bits;
-            let word = word(high, g / per_word, half);
-            // The group's bits go where the code's high bits belong.
-            let (from, to) = (bits * (g % per_word), planes.low_bits);
-            let moved = if from > to {
-                _mm256_srl_epi16(word, _mm_cvtsi32_si128((from - to) as i32))
-            } else {
-                _mm256_sll_epi16(word, _mm_cvtsi32_si128((to - from) as i32))
-            };
-            *code = _mm256_or_si256(_mm256_and_si256(moved, mask), *code);
-        }
+        let high = plane(high, planes.high_bits, g, half, planes.low_bits);
+        code = _mm256_or_si256(high, code);
     }
     if let Some(table) = &planes.table {
         // SAFETY: 16 bytes are there.
         let table = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
         let raised = _mm256_set1_epi8(if U::BITS == 8 { -128 } else { 0 });
-        let table = _mm256_xor_si256(table, raised);
-        for code in &mut codes {
-            *code = _mm256_shuffle_epi8(table, *code);
-        }
+        code = _mm256_shuffle_epi8(_mm256_xor_si256(table, raised), code);
     }
-    codes
+    code
+}
+
+/// Group `g`'s bits of a plane of `bits` a code, moved up to bit `to`.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn plane(plane: &[u8], bits: usize, g: usize, half: usize, to: usize) -> __m256i {
+    // Nibbles lie with those of the group four further, fewer bits with those of their neighbours.
+    let (i, from) = match bits {
+        8 => return word(plane, g, half),
+        4 => (g % 4, g / 4 * 4),
+        bits => (g / (8 / bits), g % (8 / bits) * bits),
+    };
+    let word = word(plane, i, half);
+    let moved = if from > to {
+        _mm256_srl_epi16(word, _mm_cvtsi32_si128((from - to) as i32))
+    } else {
+        _mm256_sll_epi16(word, _mm_cvtsi32_si128((to - from) as i32))
+    };
+    let mask = _mm256_set1_epi8((((1 << bits) - 1) << to) as i8);
+    _mm256_and_si256(moved, mask)
 }
 
 /// Word `i` of a plane, of half a tile.

@@ -24,26 +24,49 @@ pub(super) struct Set<'a> {
 impl<'a> Sets<'a> {
     pub(super) fn new(acts: &'a ActsView<'_>) -> Self {
         assert!(acts.height().is_multiple_of(FEW), "tiles of whole sets");
-        Self {
+        let new = Self {
             q: acts.q.as_chunks().0.as_chunks().0,
             d: acts.d.as_chunks().0,
             ds: acts.ds.as_chunks().0,
             sum: acts.sum32.as_chunks().0,
             blocks: acts.blocks(),
             of_tile_log2: (acts.height() / FEW).ilog2(),
+        };
+        let scales = [new.d.len(), new.ds.len(), new.sum.len()];
+        assert_eq!(scales, [new.q.len(); 3], "a scale and a sum a block");
+        new
+    }
+
+    /// Where a set's first block is, for [`Sets::at`].
+    #[inline(always)]
+    pub(super) fn begin(&self, set: usize) -> usize {
+        let tile = set >> self.of_tile_log2;
+        let row = set - (tile << self.of_tile_log2);
+        ((tile * self.blocks) << self.of_tile_log2) + row
+    }
+
+    /// How far a set's blocks are apart.
+    #[inline(always)]
+    pub(super) fn stride(&self) -> usize {
+        1 << self.of_tile_log2
+    }
+
+    #[inline(always)]
+    pub(super) fn at(&self, at: usize) -> Set<'a> {
+        assert!(at < self.q.len(), "a block of a set");
+        // SAFETY: `at` is one of `q`, of which there are as many as of the others.
+        unsafe {
+            Set {
+                q: self.q.get_unchecked(at),
+                d: self.d.get_unchecked(at),
+                ds: self.ds.get_unchecked(at),
+                sum: self.sum.get_unchecked(at),
+            }
         }
     }
 
     #[inline(always)]
     pub(super) fn block(&self, set: usize, b: usize) -> Set<'a> {
-        let tile = set >> self.of_tile_log2;
-        let row = set - (tile << self.of_tile_log2);
-        let at = ((tile * self.blocks + b) << self.of_tile_log2) + row;
-        Set {
-            q: &self.q[at],
-            d: &self.d[at],
-            ds: &self.ds[at],
-            sum: &self.sum[at],
-        }
+        self.at(self.begin(set) + b * self.stride())
     }
 }

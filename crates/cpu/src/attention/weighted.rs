@@ -12,8 +12,11 @@ use std::ops::Range;
 /// Cells a segment: the cells of a panel, whose weighted values are summed from zero.
 const SEGMENT: usize = PANEL;
 
-/// Bytes of V that few rows go through at a time, columns after columns: few enough to stay in the nearest cache.
-const PASS_BYTES: usize = 4096;
+/// Bytes of V, as it is multiplied, that few rows go through at a time, columns after columns: few enough to stay in the nearest cache.
+const PASS_BYTES: usize = 16 << 10;
+
+/// The same where it is decoded in wide registers.
+const WIDE_PASS_BYTES: usize = 4 << 10;
 
 /// Values of a cell that many rows attend at a time: 16 KiB of a segment once converted, which stay in the nearest cache.
 const COLUMNS: usize = 64;
@@ -86,8 +89,8 @@ fn weighted_with<V: F32x16>(
         true => SEGMENT * c / 16,
         false => SEGMENT * c / 32,
     });
-    // Few rows go through V in order, by as much as stays in the nearest cache: half, as this is converted to memory.
-    let values_a_pass = PASS_BYTES / 2 / if is_float { 2 } else { 1 };
+    // Few rows go through V in order, by as much as stays in the nearest cache.
+    let values_a_pass = PASS_BYTES / if is_direct { 2 } else { 4 };
     let pass = if !is_few || tiles == 1 && ty == KvType::F16 {
         SEGMENT
     } else {
@@ -514,7 +517,7 @@ fn in_registers<V: F32x16, L: Stored>(
     let width = vectors_a_row::<V>(rows.div_ceil(groups));
     let wide = if width == 4 { c / 64 } else { 0 };
     ahead.share(groups * (c / 32 - wide) * SEGMENT);
-    let pass = (PASS_BYTES * 8 / L::BITS / c).clamp(1, SEGMENT);
+    let pass = (WIDE_PASS_BYTES * 8 / L::BITS / c).clamp(1, SEGMENT);
     for first in (0..SEGMENT).step_by(pass) {
         let part = Cells {
             start: seen.start.clamp(first, first + pass),

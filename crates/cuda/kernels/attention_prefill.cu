@@ -2,14 +2,21 @@
 #include "attention_append.cuh"
 #include "attention_prefill.cuh"
 
-PREFILL_KERNEL(prefill_64, 64, 2, 4, true)
-PREFILL_KERNEL(prefill_96, 96, 2, 4, true)
-PREFILL_KERNEL(prefill_128, 128, 2, 4, true)
-PREFILL_KERNEL(prefill_256, 256, 1, 8, true)
-PREFILL_KERNEL(prefill_64_converted, 64, 2, 4, false)
-PREFILL_KERNEL(prefill_96_converted, 96, 2, 4, false)
-PREFILL_KERNEL(prefill_128_converted, 128, 2, 4, false)
-PREFILL_KERNEL(prefill_256_converted, 256, 1, 8, false)
+#ifdef HAS_WGMMA
+PREFILL_KERNEL(prefill_64, 64, 1, 8, true, true, 2)
+PREFILL_KERNEL(prefill_128, 128, 1, 8, true, true, 2)
+PREFILL_KERNEL(prefill_64_converted, 64, 1, 8, false, true, 2)
+PREFILL_KERNEL(prefill_128_converted, 128, 1, 8, false, true, 2)
+#else
+PREFILL_KERNEL(prefill_64, 64, 2, 4, true, false, 2)
+PREFILL_KERNEL(prefill_128, 128, 2, 4, true, false, 2)
+PREFILL_KERNEL(prefill_64_converted, 64, 2, 4, false, false, 2)
+PREFILL_KERNEL(prefill_128_converted, 128, 2, 4, false, false, 2)
+#endif
+PREFILL_KERNEL(prefill_96, 96, 2, 4, true, false, 2)
+PREFILL_KERNEL(prefill_256, 256, 1, 8, true, false, 1)
+PREFILL_KERNEL(prefill_96_converted, 96, 2, 4, false, false, 2)
+PREFILL_KERNEL(prefill_256_converted, 256, 1, 8, false, false, 1)
 
 // Where blocks of a sequence lie that follow one another (attention_cache.cuh).
 struct Blocks {

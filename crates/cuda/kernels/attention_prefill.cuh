@@ -21,6 +21,7 @@
 #pragma once
 #include "attention_cache.cuh"
 #include "math.cuh"
+#include "wgmma_halves.cuh"
 
 namespace prefill {
 
@@ -127,14 +128,22 @@ struct Tiles {
     }
 };
 
-// C: values of a head, rounded up to what there are kernels for. MT: 16 rows that a warp has.
-template <int C, int MT, int WARPS, bool DIRECT>
+// C: values of a head, rounded up to what there are kernels for. MT: 16 rows that a warp has. GROUPS: four warps multiply together, their 64 rows at once (from 9.0 on).
+template <int C, int MT, int WARPS, bool DIRECT, bool GROUPS>
 struct Kernel {
     static constexpr int THREADS = 32 * WARPS, ROWS = 16 * MT * WARPS, STRIDE = (C + 63) / 64 * 64;
     static constexpr int CHUNKS = STRIDE / 8;        // 16-byte chunks of a row
     static constexpr int TILE = PANEL * STRIDE;      // halves of a tile of K or V
     static constexpr int RAW = PANEL * C * 2 + 512;  // bytes of a raw stage of K or V: as bf16, or codes and scales
     static constexpr int SHARED = 2 * (ROWS * STRIDE + (DIRECT ? 4 : 2) * TILE) + (DIRECT ? 0 : 2 * RAW);
+
+    // Where 8 values of q and of V lie: groups read rows of 64 values, those of the first columns before those of the others.
+    static __device__ __forceinline__ int at_q(int row, int column) {
+        return GROUPS ? column / 64 * ROWS * 64 + chunk<64>(row, column % 64) : chunk<STRIDE>(row, column);
+    }
+    static __device__ __forceinline__ int at_v(int cell, int column) {
+        return GROUPS ? column / 64 * PANEL * 64 + chunk<64>(cell, column % 64) : chunk<STRIDE>(cell, column);
+    }
 
     // f16 to its place.
     static __device__ __forceinline__ void load_direct(const Args& a, const Tile& tile, __half* k, __half* v) {
@@ -144,7 +153,7 @@ struct Kernel {
         if (at < a.c_v)
 #pragma unroll
             for (int cell = threadIdx.x / CHUNKS; cell < PANEL; cell += THREADS / CHUNKS)
-                copy16(v + chunk<STRIDE>(cell, at), tile.v + (cell * a.c_v + at) * 2, tile.cells.from <= cell && cell < tile.cells.to);
+                copy16(v + at_v(cell, at), tile.v + (cell * a.c_v + at) * 2, tile.cells.from <= cell && cell < tile.cells.to);
     }
 
     // Anything to a raw stage: codes, then scales.
@@ -228,7 +237,7 @@ struct Kernel {
                     __half2 z[4];
 #pragma unroll
                     for (int j = 0; j < 4; j++) z[j] = scaled(__byte_perm(y[j / 2], 0, j % 2 ? 0x4342 : 0x4140), 8.0f, d);
-                    *(uint4*)(v + chunk<STRIDE>(cell, run * 32 + part * 16 + half * 8)) = is_there ? *(const uint4*)z : uint4{};
+                    *(uint4*)(v + at_v(cell, run * 32 + part * 16 + half * 8)) = is_there ? *(const uint4*)z : uint4{};
                 }
             }
             return;
@@ -251,7 +260,7 @@ struct Kernel {
 #pragma unroll
                 for (int j = 0; j < 4; j++) z[j] = a.type_v == cache::BF16 ? from_bf16(y[j]) : *(const __half2*)&y[j];
             }
-            *(uint4*)(v + chunk<STRIDE>(cell, at)) = is_there ? *(const uint4*)z : uint4{};
+            *(uint4*)(v + at_v(cell, at)) = is_there ? *(const uint4*)z : uint4{};
         }
     }
 
@@ -266,12 +275,53 @@ struct Kernel {
                 y[0] = __floats2half2_rn(lo.x, lo.y), y[1] = __floats2half2_rn(lo.z, lo.w);
                 y[2] = __floats2half2_rn(hi.x, hi.y), y[3] = __floats2half2_rn(hi.z, hi.w);
             }
-            *(uint4*)(q + chunk<STRIDE>(r, at)) = *(const uint4*)y;
+            *(uint4*)(q + at_q(r, at)) = *(const uint4*)y;
         }
     }
 
+    // What threads wrote to shared memory is seen by products of groups, behind the next barrier.
+    static __device__ __forceinline__ void seen_by_groups() {
+#ifdef HAS_WGMMA
+        if constexpr (GROUPS) barriers_visible();
+#endif
+    }
+
+    // Scores of a group's rows.
+    static __device__ __forceinline__ void multiply_k(const __half* q, const __half* k, float (&s)[PANEL / 2]) {
+#ifdef HAS_WGMMA
+        const uint32_t of_q = shared_address(q) + threadIdx.x / 128 * 64 * 128, of_k = shared_address(k);
+        wgmma_fence();
+#pragma unroll
+        for (int ks = 0; ks < C / 16; ks++) {
+            const uint64_t x = operand_b(of_q + ks / 4 * ROWS * 128 + ks % 4 * 32), y = operand_b(of_k + ks * 16 * 128);
+            if (ks == 0) wgmma_f16<false>(s, x, y);
+            else wgmma_f16<true>(s, x, y);
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+        settled(s);
+#endif
+    }
+
+    // Adds the weighted values of a tile.
+    static __device__ __forceinline__ void multiply_v(const unsigned (&p)[PANEL / 16][4], const __half* v, float (&o)[C / 8][4]) {
+#ifdef HAS_WGMMA
+        const uint32_t of_v = shared_address(v);
+        wgmma_fence();
+#pragma unroll
+        for (int ks = 0; ks < PANEL / 16; ks++)
+#pragma unroll
+            for (int column = 0; column < C; column += 64)
+                wgmma_f16((float(&)[32])o[column / 8], p[ks], operand_b(of_v + column / 64 * PANEL * 128 + ks * 16 * 128));
+        wgmma_commit();
+        wgmma_wait<0>();
+#pragma unroll
+        for (int column = 0; column < C; column += 64) settled((float(&)[32])o[column / 8]);
+#endif
+    }
+
     static __device__ __forceinline__ void attend(const Args& a) {
-        extern __shared__ __align__(128) uint8_t shared[];
+        extern __shared__ __align__(1024) uint8_t shared[];
         wait_for_previous();
         let_next_start();
         __half* q = (__half*)shared;
@@ -342,27 +392,34 @@ struct Kernel {
             const __half* k = tiles + (DIRECT ? 2 * stage * TILE : 0);
             const __half* v = k + TILE;
             wait();
-            __syncthreads();
             if constexpr (DIRECT) {
+                seen_by_groups();
+                __syncthreads();
                 stage ^= 1;
             } else {
+                __syncthreads();
                 convert_k(a, raw, tiles), convert_v(a, tile, raw + RAW, tiles + TILE);
+                seen_by_groups();
                 __syncthreads();
             }
             load();
 
             float s[MT][PANEL / 8][4] = {};
+            if constexpr (GROUPS) {
+                multiply_k(q, k, (float(&)[PANEL / 2])s[0]);
+            } else {
 #pragma unroll
-            for (int ks = 0; ks < C / 16; ks++) {
-                unsigned x[MT][4];
+                for (int ks = 0; ks < C / 16; ks++) {
+                    unsigned x[MT][4];
 #pragma unroll
-                for (int mt = 0; mt < MT; mt++) load_matrices<false>(x[mt], q + chunk<STRIDE>((warp * MT + mt) * 16 + lane % 16, ks * 16 + lane / 16 * 8));
+                    for (int mt = 0; mt < MT; mt++) load_matrices<false>(x[mt], q + at_q((warp * MT + mt) * 16 + lane % 16, ks * 16 + lane / 16 * 8));
 #pragma unroll
-                for (int np = 0; np < PANEL / 16; np++) {
-                    unsigned y[4];
-                    load_matrices<true>(y, k + chunk<PANEL>(ks * 16 + lane % 16, np * 16 + lane / 16 * 8));
+                    for (int np = 0; np < PANEL / 16; np++) {
+                        unsigned y[4];
+                        load_matrices<true>(y, k + chunk<PANEL>(ks * 16 + lane % 16, np * 16 + lane / 16 * 8));
 #pragma unroll
-                    for (int mt = 0; mt < MT; mt++) mma(s[mt][2 * np], x[mt], y[0], y[1]), mma(s[mt][2 * np + 1], x[mt], y[2], y[3]);
+                        for (int mt = 0; mt < MT; mt++) mma(s[mt][2 * np], x[mt], y[0], y[1]), mma(s[mt][2 * np + 1], x[mt], y[2], y[3]);
+                    }
                 }
             }
 
@@ -424,24 +481,29 @@ struct Kernel {
 #pragma unroll
                         for (int i = 0; i < 4; i++) o[mt][n][i] = o[mt][n][i] * factors[mt][i / 2];
             }
+            unsigned p[MT][PANEL / 16][4];
 #pragma unroll
-            for (int ks = 0; ks < PANEL / 16; ks++) {
-                unsigned x[MT][4];
+            for (int ks = 0; ks < PANEL / 16; ks++)
 #pragma unroll
                 for (int mt = 0; mt < MT; mt++)
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         const float* from = &s[mt][2 * ks + i / 2][i % 2 * 2];
                         const __half2 pair = __floats2half2_rn(from[0], from[1]);
-                        x[mt][i] = *(const unsigned*)&pair;
+                        p[mt][ks][i] = *(const unsigned*)&pair;
                     }
+            if constexpr (GROUPS) {
+                multiply_v(p[0], v, o[0]);
+            } else {
 #pragma unroll
-                for (int np = 0; np < C / 16; np++) {
-                    unsigned y[4];
-                    load_matrices<true>(y, v + chunk<STRIDE>(ks * 16 + lane % 16, np * 16 + lane / 16 * 8));
+                for (int ks = 0; ks < PANEL / 16; ks++)
 #pragma unroll
-                    for (int mt = 0; mt < MT; mt++) mma(o[mt][2 * np], x[mt], y[0], y[1]), mma(o[mt][2 * np + 1], x[mt], y[2], y[3]);
-                }
+                    for (int np = 0; np < C / 16; np++) {
+                        unsigned y[4];
+                        load_matrices<true>(y, v + at_v(ks * 16 + lane % 16, np * 16 + lane / 16 * 8));
+#pragma unroll
+                        for (int mt = 0; mt < MT; mt++) mma(o[mt][2 * np], p[mt][ks], y[0], y[1]), mma(o[mt][2 * np + 1], p[mt][ks], y[2], y[3]);
+                    }
             }
         }
 
@@ -477,11 +539,11 @@ struct Kernel {
 
 }  // namespace prefill
 
-#define PREFILL_KERNEL(NAME, C, MT, WARPS, DIRECT)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, WARPS == 4 ? 2 : 1)                                                       \
+#define PREFILL_KERNEL(NAME, C, MT, WARPS, DIRECT, GROUPS, BLOCKS)                                                                    \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)                                                                   \
         NAME(const float* q, const cache::Block* blocks, float* states, float* out, const float* sinks, int count, int position,       \
              int tokens, int heads_kv, int gqa, int c_k, int c_v, int type_k, int type_v, float scale, float soft_cap, int window,     \
              int first_span, int slots, int resume) {                                                                                  \
-        prefill::Kernel<C, MT, WARPS, DIRECT>::attend({q, blocks, states, out, sinks, count, position, tokens, heads_kv, gqa, c_k, c_v, \
+        prefill::Kernel<C, MT, WARPS, DIRECT, GROUPS>::attend({q, blocks, states, out, sinks, count, position, tokens, heads_kv, gqa, c_k, c_v, \
                                                        type_k, type_v, scale, soft_cap, window, first_span, slots, resume});           \
     }

@@ -2,7 +2,7 @@
 
 use super::layout::{CELLS, HEAD_MAX, KvBlock, KvShape, KvType, Table};
 use super::{Params, at_least, from_value, int};
-use crate::device::Device;
+use crate::device::{Device, WGMMA_COMPUTE};
 use crate::error::{Error, length};
 use crate::kernel::{Arg, Kernel, Launch, Module, Start};
 use crate::memory::Buffer;
@@ -86,7 +86,16 @@ impl Prefill {
         let module = Module::load_for(device, "attention_prefill", compute)?;
         let suffix = if is_direct { "" } else { "_converted" };
         let attend = module.kernel(&format!("prefill_{c}{suffix}"))?;
-        let (rows, threads) = (128, if c == HEAD_MAX { 256 } else { 128 });
+        // Groups of four warps multiply together on 9.0, but for heads of odd sizes; else two warps' rows are one's.
+        let has_groups = compute == WGMMA_COMPUTE && (c == 64 || c == 128);
+        let (rows, threads) = (
+            128,
+            if c == HEAD_MAX || has_groups {
+                256
+            } else {
+                128
+            },
+        );
         // As `Kernel` in the source.
         let stride = c.next_multiple_of(64);
         let tile = TILE * stride;

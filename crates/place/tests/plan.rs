@@ -510,6 +510,42 @@ fn a_cap_is_a_cap_and_0_is_none() {
 }
 
 #[test]
+fn chunks_grow_where_a_long_tail_is_copied_for_each() {
+    let model = dense(48, 10.0);
+    let request = Request {
+        spill_weights: SpillWeights::Experts,
+        type_k: Some(KvType::F16),
+        type_v: Some(KvType::F16),
+        n_ubatch_max: 4096,
+        ..ctx(131_072)
+    };
+    let on = |request: &Request, free: u64| {
+        plan(request, &model, &with_free(machine("h200-pcie5"), free))
+    };
+    let all = on(&request, 100 * GIB);
+    // Nothing is copied.
+    assert_eq!((all.layout.spill_bytes, all.n_ubatch), (0, 512));
+    // 12 GiB of cells in host memory take about 250 ms, a chunk of 512 tokens 40.
+    let free = all.layout.fast_bytes - 12 * GIB;
+    let grown = on(&request, free);
+    assert!(grown.n_ubatch >= 1024, "{}", grown.n_ubatch);
+    let asked = Request {
+        n_ubatch_max: 0,
+        ..request
+    };
+    let plain = on(&asked, free);
+    assert_eq!(plain.n_ubatch, 512);
+    // Its work space is planned, and tokens hardly suffer.
+    assert!(grown.work_bytes > plain.work_bytes);
+    assert!(grown.layout.spill_bytes >= plain.layout.spill_bytes);
+    let ms = |plan: &Plan| plan.predicted.last().unwrap().token.t_ms;
+    assert!(ms(&grown) <= ms(&plain) * 1.02);
+    // A tail of a few blocks is copied beside what a chunk computes.
+    let little = on(&request, all.layout.fast_bytes - GIB);
+    assert_eq!(little.n_ubatch, 512);
+}
+
+#[test]
 fn an_embedding_leaves_a_device_where_not_all_has_room() {
     let model = dense(48, 10.0);
     let embedding = model.weights.embedding;

@@ -102,9 +102,9 @@ pub struct ContextFlags {
     /// Tokens of context [default: the smaller of trained length, 8192 and what fits into memory]
     #[arg(short, long, value_name = "TOKENS")]
     pub ctx: Option<usize>,
-    /// Most prompt tokens computed at a time
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
-    pub ubatch: usize,
+    /// Most prompt tokens computed at a time [default: 512, or up to 4096 where a GPU would copy cells from host memory for each 512]
+    #[arg(long, value_name = "TOKENS")]
+    pub ubatch: Option<usize>,
     /// Number format of the keys [default: f16; for run, chat and serve less, where a --ctx has no room otherwise]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub cache_type_k: Option<CacheType>,
@@ -541,7 +541,7 @@ pub mod tests {
             (f.cache_type_k, f.cache_type_v),
             (Some(CacheType::Q8_0), None)
         );
-        assert_eq!((flags("").cache_type_k, flags("").ubatch), (None, 512));
+        assert_eq!((flags("").cache_type_k, flags("").ubatch), (None, None));
         for (bad, why) in [
             ("q8_0/q9_0", "expected K/V"),
             ("--windows 5", "--windows"),

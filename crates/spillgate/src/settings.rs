@@ -14,7 +14,7 @@ use engine::plan::session::{self, Asked, DeviceTaken, SessionPlan, Taken};
 use engine::probe;
 use engine::remembered::{self, Remembered};
 use engine::sampler::SamplerParams;
-use engine::session::{ComputeDevice, Gating, Session, SessionOptions, UBATCH_MAX};
+use engine::session::{ComputeDevice, Gating, Session, SessionOptions, UBATCH_DEFAULT, UBATCH_MAX};
 use engine::synth::{Recipe, Shape};
 use engine::tokenizer::{EncodeOptions, Tokenizer};
 use gguf::{GgufFile, MapMode};
@@ -332,7 +332,8 @@ impl Opened {
 
 /// What the flags ask a session to be.
 pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
-    check_ubatch(flags.ubatch as u64)?;
+    let ubatch = flags.ubatch.unwrap_or(UBATCH_DEFAULT) as u64;
+    check_ubatch(ubatch)?;
     flags.budget.check()?;
     let (type_k, type_v) = (
         flags.cache_type_k.map(CacheType::kv_type),
@@ -340,7 +341,8 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
     );
     let ctx = flags.ctx.map(|n| n as u64);
     let request = flags.budget.apply(Request {
-        n_ubatch: flags.ubatch as u64,
+        n_ubatch: ubatch,
+        n_ubatch_max: flags.ubatch.map_or(UBATCH_GROWN_MAX, |_| 0),
         ..Request::default()
     });
     let rotate = flags.kv_rotate == OnOff::On;
@@ -390,6 +392,9 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
         }
     })
 }
+
+/// Tokens of a chunk that nobody asked for, at most.
+pub const UBATCH_GROWN_MAX: u64 = 4096;
 
 /// Refuses chunks that no session takes.
 pub fn check_ubatch(tokens: u64) -> Result<()> {
@@ -628,7 +633,7 @@ mod tests {
     fn flags(ctx: Option<usize>, ubatch: usize) -> ContextFlags {
         ContextFlags {
             ctx,
-            ubatch,
+            ubatch: Some(ubatch),
             cache_type_k: None,
             cache_type_v: None,
             kv_rotate: OnOff::On,

@@ -136,7 +136,7 @@ pub fn plan(
         n_seq: usize::try_from(plan.n_seq).unwrap_or(usize::MAX),
         type_k: ty(plan.type_k),
         type_v: ty(plan.type_v),
-        ubatch: usize::try_from(request.n_ubatch).unwrap_or(usize::MAX),
+        ubatch: usize::try_from(plan.n_ubatch).unwrap_or(usize::MAX),
         placing: placing(
             &plan,
             match request.kv_share {

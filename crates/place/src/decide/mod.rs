@@ -4,6 +4,7 @@
 //! over it by at most `T*`. Where several placements of a tier come into question (KV spilled, weights spilled, some of both),
 //! they are compared in predicted milliseconds at several live depths.
 
+mod chunk;
 mod context;
 mod memory;
 mod plan;
@@ -60,6 +61,12 @@ fn all_fits(request: &Request, memory: &Memory, needs: &Needs) -> bool {
 /// If the request itself cannot be met by any machine: a pinned type that does not fit the model's heads, a context of 0, or
 /// one whose bytes are beyond 64 bits.
 pub fn decide(request: &Request, model: &Model, profile: &Profile) -> Result<Plan, Error> {
+    let plan = decide_for_chunk(request, model, profile)?;
+    chunk::grow(request, model, profile, plan)
+}
+
+/// The same with chunks of just so many tokens.
+fn decide_for_chunk(request: &Request, model: &Model, profile: &Profile) -> Result<Plan, Error> {
     let tiers = tier::allowed(model, request.type_k, request.type_v)?;
     let memory = Memory::of_profile(request, profile);
     let threads = request.threads.unwrap_or(profile.key.threads).max(1);

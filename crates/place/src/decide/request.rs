@@ -78,6 +78,8 @@ pub struct Request {
     pub streams: Streams,
     /// Tokens of a prompt that go through the layers at a time.
     pub n_ubatch: u64,
+    /// As many as that may become, where a device would copy much of a tail for each chunk: no more if it is not larger.
+    pub n_ubatch_max: u64,
     /// K, if it is pinned.
     pub type_k: Option<KvType>,
     /// V, if it is pinned.
@@ -126,6 +128,7 @@ impl Default for Request {
             n_seq: 1,
             streams: Streams::Shared,
             n_ubatch: 512,
+            n_ubatch_max: 0,
             type_k: None,
             type_v: None,
             device_mem_mib: None,

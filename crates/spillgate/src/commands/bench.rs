@@ -259,7 +259,7 @@ fn measure_placings(args: &BenchArgs, opened: Opened, common: &Common) -> Result
     let deepest = args.depth.iter().max().copied().unwrap_or(0);
     let tokens = args.predict.iter().max().copied().unwrap_or(0);
     let asked = settings::asked(&args.context, Need::Cells(deepest + tokens))?;
-    let mut machine = opened.measured(args.context.ubatch, asked.device)?;
+    let mut machine = opened.measured(usize::try_from(asked.request.n_ubatch)?, asked.device)?;
     profiles::apply_variables(&mut machine)?;
     let planned = session::plan(opened.file(), &asked, &machine)?;
     let loaded = opened.load_planned(planned)?;

@@ -8,7 +8,7 @@ use engine::model::Contents;
 use engine::plan::describe::describe;
 use engine::plan::{machine, session};
 use engine::probe::{self, Settings, Subject};
-use engine::session::ComputeDevice;
+use engine::session::{ComputeDevice, UBATCH_DEFAULT};
 use engine::tokenizer::Tokenizer;
 use gguf::GgufFile;
 use place::bytes::{KvType, Streams};
@@ -81,15 +81,21 @@ struct Asked {
     /// Sequences that share the context
     #[arg(long, value_name = "N", default_value_t = 1)]
     seqs: u64,
-    /// Most prompt tokens computed at a time
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
-    ubatch: u64,
+    /// Most prompt tokens computed at a time [default: 512, or up to 4096 where a GPU would copy cells from host memory for each 512]
+    #[arg(long, value_name = "TOKENS")]
+    ubatch: Option<u64>,
     /// Number format of the keys, kept as it is given [default: chosen]
     #[arg(long, value_name = "TYPE")]
     cache_type_k: Option<KvType>,
     /// Number format of the values; given, nothing is chosen (keys are f16 then, unless given) [default: chosen]
     #[arg(long, value_name = "TYPE")]
     cache_type_v: Option<KvType>,
+}
+
+impl Asked {
+    fn ubatch(&self) -> u64 {
+        self.ubatch.unwrap_or(UBATCH_DEFAULT as u64)
+    }
 }
 
 #[derive(Serialize)]
@@ -120,7 +126,7 @@ pub fn run(args: &PlanArgs, common: &Common) -> Result<()> {
         .into());
     };
     // What is wrong with the flags is said before anything is fetched.
-    settings::check_ubatch(args.asked.ubatch)?;
+    settings::check_ubatch(args.asked.ubatch())?;
     args.budget.check()?;
     let profile = args.profile.as_deref().map(profiles::named).transpose()?;
     let file = super::open_header(name)?;
@@ -177,7 +183,7 @@ fn this_machine(args: &PlanArgs, file: &GgufFile) -> Result<Profile> {
         threads: load.threads,
         isa: load.isa,
         pinning: load.pinning,
-        ubatch: usize::try_from(args.asked.ubatch).context("--ubatch")?,
+        ubatch: usize::try_from(args.asked.ubatch()).context("--ubatch")?,
         ..Settings::default()
     };
     let mut steps = Steps::new();
@@ -208,7 +214,8 @@ fn request(args: &PlanArgs, model: &Model, profile: &Profile) -> Request {
         n_ctx: asked.ctx.unwrap_or_else(|| session::usual_context(model)),
         n_seq: asked.seqs,
         streams: Streams::Shared,
-        n_ubatch: asked.ubatch,
+        n_ubatch: asked.ubatch(),
+        n_ubatch_max: asked.ubatch.map_or(settings::UBATCH_GROWN_MAX, |_| 0),
         type_k: asked.cache_type_k,
         type_v: asked.cache_type_v,
         threads: args

@@ -171,7 +171,7 @@ mod tests {
         let way =
             Way::read("--expert-cache 25% --cpu-share-decode off --emulate host-copy").unwrap();
         let flags = way.of(&args.context);
-        assert_eq!(flags.ubatch, 64);
+        assert_eq!(flags.ubatch, Some(64));
         let budget = flags.budget;
         assert!(budget.expert_cache.is_some());
         assert_eq!(budget.cpu_share, Share::Auto);

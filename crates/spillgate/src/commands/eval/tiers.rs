@@ -139,7 +139,7 @@ pub fn run(args: &TiersArgs, common: &Common) -> Result<()> {
         ..args.context.clone()
     };
     let asked = settings::asked(&context, Need::Chosen)?;
-    let mut machine = opened.measured(context.ubatch, asked.device)?;
+    let mut machine = opened.measured(usize::try_from(asked.request.n_ubatch)?, asked.device)?;
     profiles::apply_variables(&mut machine)?;
     let rows = tiers::rows(opened.file(), &asked, &machine, depth as u64)?;
     for row in &rows {

@@ -259,8 +259,11 @@ __device__ __forceinline__ void attend(const Args& a, uint8_t* shared) {
     float* largest = parts + WARPS * G * a.c_v;  // [4][8], then of all [8]
     const Cut c = cut(a);
     Stream stream{shared + panel * RING * STAGE, 0, at, 0, nullptr, nullptr, nullptr, nullptr};
-    // What is not the newest block was written long ago, and all of it is seen where there is no window, wherever the token stands.
-    const bool is_old = at.block < blocks - 1 && a.window == 0 && c.k_steps + c.v_steps >= RING;
+    // What is not the newest block was written long ago, and all of a whole one is seen where there is no window, wherever the token stands: of one with holes a warp
+    // might have nothing, and go on to the newest.
+    const cache::Block oldest = a.blocks[at.block];
+    const bool is_whole = oldest.first == 0 && oldest.end == CELLS;
+    const bool is_old = at.block < blocks - 1 && is_whole && a.window == 0 && c.k_steps + c.v_steps >= RING;
     if (!is_old) wait_for_previous();
     stream.start(a, c, is_old ? INT_MAX - CELLS : (int)*a.position, panel, blocks, groups);
     wait_for_previous();

@@ -245,6 +245,77 @@ fn texts(n_vocab: usize, lengths: &[usize]) -> Vec<Vec<u32>> {
     lengths.iter().enumerate().map(text).collect()
 }
 
+/// The first of the largest.
+fn best(logits: &[f32]) -> (usize, u32) {
+    let first = |best: (usize, f32), (i, &x): (usize, &f32)| if x > best.1 { (i, x) } else { best };
+    let (i, x) = logits
+        .iter()
+        .enumerate()
+        .fold((0, f32::NEG_INFINITY), first);
+    (i, x.to_bits())
+}
+
+/// With real models, whose texts are their own: what is chosen among the largest logits alone is what is chosen among all.
+#[test]
+fn the_largest_logits_are_those_of_all() {
+    // Output matrices of blocks of 32 and of super-blocks.
+    for (name, steps) in [("smollm2", 80), ("qwen2.5-0.5b", 20)] {
+        largest_are_those_of_all(&load(&common::model_path(name)), steps);
+    }
+}
+
+fn largest_are_those_of_all(model: &Model, steps: usize) {
+    let options = SessionOptions {
+        n_ctx: 512,
+        n_seq: 5,
+        ..SessionOptions::for_model(model.config())
+    };
+    let n_vocab = model.config().n_vocab;
+    let (mut session, mut other) = (
+        Session::new(model, &options).unwrap(),
+        Session::new(model, &options).unwrap(),
+    );
+    let prompts = texts(n_vocab, &[3, 11, 7, 20, 2]);
+    let sequences: Vec<_> = prompts
+        .iter()
+        .map(|_| (session.create(), other.create()))
+        .collect();
+    let mut next = prompts;
+    for step in 0..steps {
+        let origin = if step == 0 {
+            TokenOrigin::Prompt
+        } else {
+            TokenOrigin::Generated
+        };
+        let run = |session: &mut Session<'_>, which: usize, wants: Wants| {
+            let parts: Vec<Part<'_>> = next
+                .iter()
+                .zip(&sequences)
+                .map(|(tokens, pair)| Part {
+                    sequence: [pair.0, pair.1][which],
+                    tokens,
+                    origin,
+                    wants,
+                })
+                .collect();
+            let mut chosen = vec![None; parts.len()];
+            session
+                .step(&parts, &mut |part, logits| {
+                    chosen[part] = Some(best(&logits[..n_vocab - 100]))
+                })
+                .unwrap();
+            chosen
+        };
+        let all = run(&mut session, 0, Wants::Logits);
+        let largest = run(&mut other, 1, Wants::Largest(n_vocab - 100));
+        assert_eq!(all, largest, "step {step}");
+        next = all
+            .into_iter()
+            .map(|chosen| vec![chosen.unwrap().0 as u32])
+            .collect();
+    }
+}
+
 #[test]
 fn several_sequences_get_what_each_gets_alone_wherever_cells_are() {
     wherever_cells_are(ComputeDevice::Cpu);

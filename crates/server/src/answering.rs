@@ -138,7 +138,7 @@ impl<'t, I: Copy> Answering<'t, I> {
         let is_last = end == self.tokens.len();
         let wants = match &self.job.pool {
             Some(pool) if is_last || pool.wants_all() => Wants::Outputs,
-            None if is_last => Wants::Logits,
+            None if is_last => self.wanted_logits(),
             _ => Wants::Nothing,
         };
         (place.done < end).then(|| Part {
@@ -147,6 +147,17 @@ impl<'t, I: Copy> Answering<'t, I> {
             origin,
             wants,
         })
+    }
+
+    /// The logits to choose from; where the largest is chosen, as it is, that alone.
+    fn wanted_logits(&self) -> Wants {
+        let job = &self.job;
+        let greedy = job.sampler.is_greedy() && job.constraint.is_none() && job.logprobs.is_none();
+        if greedy {
+            Wants::Largest(self.writer.n_tokens())
+        } else {
+            Wants::Logits
+        }
     }
 
     /// Says that tokens have cells now.

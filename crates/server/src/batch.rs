@@ -10,7 +10,7 @@
 use std::time::Instant;
 
 use engine::generate::{Finish, Sequences};
-use engine::session::{BLOCK_CELLS, Part, TokenOrigin, Wants};
+use engine::session::{BLOCK_CELLS, Part, TokenOrigin};
 
 use crate::answering::{Answering, Event, Place};
 use crate::error::ApiError;
@@ -370,7 +370,7 @@ impl<'t, S: Sequences> Batch<'t, S> {
             let answering = &mut running[came.at];
             answering.advance(came.tokens);
             came.tokens = 0;
-            generated += usize::from(given[i].wants == Wants::Logits);
+            generated += usize::from(given[i].wants.is_logits());
             came.finish = answering.take(values).transpose();
         });
         if let Err(error) = stepped {

@@ -42,12 +42,15 @@ mod float;
 mod gemv256;
 #[cfg(target_arch = "x86_64")]
 mod gemv512;
+mod norm;
 #[cfg(target_arch = "x86_64")]
 mod sets;
 mod unpacked;
 
 #[cfg(test)]
 mod tests;
+
+pub use norm::row_norms;
 
 use crate::acts::ActsView;
 use crate::isa::Isa;

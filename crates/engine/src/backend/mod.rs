@@ -345,6 +345,11 @@ pub(crate) trait Backend: Debug + Sized {
     ) -> Result<(), Error>;
     /// Computes the logits of rows `rows` of `x`, at most [`LOGIT_ROWS`].
     fn compute_logits(&mut self, x: &Self::Array, rows: Range<usize>);
+    /// The same where only the largest of the first `of` is looked at: it is exact, and so are all that could be it; others may be coarser.
+    fn compute_largest(&mut self, x: &Self::Array, rows: Range<usize>, of: usize) {
+        let _ = of;
+        self.compute_logits(x, rows);
+    }
     /// The first `n` rows `[n, V]` of the logits that were computed last.
     fn logits(&self, n: usize) -> &[f32];
     /// Waits for what was begun. An operation that failed is told of here and from then on: those after it did

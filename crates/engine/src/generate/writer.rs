@@ -76,7 +76,12 @@ impl<'t> Writer<'t> {
 
     /// Those of logits that tokens have: rows beyond the tokenizer's vocabulary are padding.
     pub fn of_tokens<'l>(&self, logits: &'l [f32]) -> &'l [f32] {
-        &logits[..self.tokenizer.n_vocab().min(logits.len())]
+        &logits[..self.n_tokens().min(logits.len())]
+    }
+
+    /// How many tokens there are to choose from.
+    pub fn n_tokens(&self) -> usize {
+        self.tokenizer.n_vocab()
     }
 
     /// Chooses a token.

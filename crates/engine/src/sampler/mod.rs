@@ -77,12 +77,22 @@ impl Sampler {
         self.history.clear();
     }
 
+    /// Whether logits stay as they are.
+    fn stay(&self) -> bool {
+        let params = &self.params;
+        params.logit_bias.is_empty() && !params.penalises() && !params.penalises_repetitions()
+    }
+
+    /// Whether the token of the largest logit is chosen, whatever the others are.
+    pub fn is_greedy(&self) -> bool {
+        self.stay() && self.params.temperature == 0.0
+    }
+
     /// Chooses a token. It is not accepted by that; asking again gives the same token.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SamplerError> {
         let params = &self.params;
-        let stay =
-            params.logit_bias.is_empty() && !params.penalises() && !params.penalises_repetitions();
-        if stay && params.temperature == 0.0 && logits.len() == self.n_vocab {
+        let stay = self.stay();
+        if self.is_greedy() && logits.len() == self.n_vocab {
             // It looks at all of them by itself.
             return greedy(logits);
         }

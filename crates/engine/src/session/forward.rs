@@ -219,6 +219,11 @@ impl<B: Backend> Work<B> {
         backend.compute_logits(&self.x, 0..n);
     }
 
+    /// The same where only the largest of the first `of` is looked at.
+    pub(super) fn compute_largest(&self, backend: &mut B, n: usize, of: usize) {
+        backend.compute_largest(&self.x, 0..n, of);
+    }
+
     /// What the last norm gives for the last chunk's `rows`, at the end of `values`.
     pub(super) fn outputs(
         &self,

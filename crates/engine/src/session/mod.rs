@@ -132,8 +132,18 @@ pub enum Wants {
     Nothing,
     /// The logits `[V]` of the last one.
     Logits,
+    /// The same, of which only the largest of the first so many is looked at: it is what it is among logits, and where it is there; others may
+    /// be coarser.
+    Largest(usize),
     /// What the last norm gives for each of them, `[T, D]`. They are taken as a prompt is.
     Outputs,
+}
+
+impl Wants {
+    /// Whether logits are wanted.
+    pub fn is_logits(self) -> bool {
+        matches!(self, Self::Logits | Self::Largest(_))
+    }
 }
 
 /// Where tokens come from. On a device that matters to the bits of what is computed.

@@ -48,7 +48,7 @@ impl<B: Backend> Run<B> {
             for &token in part.tokens {
                 self.decode(model, options, token)?;
             }
-            if part.wants == Wants::Logits {
+            if part.wants.is_logits() {
                 each(0, self.backend.logits(1));
             }
             return Ok(());
@@ -56,13 +56,13 @@ impl<B: Backend> Run<B> {
         let mut outputs = Vec::new();
         let mut wanted = match part.wants {
             Wants::Nothing => Wanted::None,
-            Wants::Logits => Wanted::Last,
+            Wants::Logits | Wants::Largest(_) => Wanted::Last,
             Wants::Outputs => Wanted::Outputs(&mut outputs),
         };
         self.prefill(model, options, part.tokens, &mut wanted)?;
         match part.wants {
             Wants::Nothing => {}
-            Wants::Logits => each(0, self.backend.logits(1)),
+            Wants::Logits | Wants::Largest(_) => each(0, self.backend.logits(1)),
             Wants::Outputs => each(0, &outputs),
         }
         Ok(())
@@ -94,7 +94,10 @@ impl<B: Backend> Run<B> {
             let (positions, again) = (cache.positions().to_vec(), cache.again());
             backend.step(&positions, &tokens, again, |backend| {
                 work.forward(backend, model, cache, rotation, &tokens, Tokens::All);
-                work.compute_logits(backend, n);
+                match largest(parts) {
+                    Some(of) => work.compute_largest(backend, n, of),
+                    None => work.compute_logits(backend, n),
+                }
             });
             backend.finish()?;
             cache.advance();
@@ -115,7 +118,7 @@ impl<B: Backend> Run<B> {
             row = rows.end;
             match part.wants {
                 Wants::Nothing => {}
-                Wants::Logits => wanted.push((i, row - 1)),
+                Wants::Logits | Wants::Largest(_) => wanted.push((i, row - 1)),
                 Wants::Outputs => {
                     let mut outputs = Vec::new();
                     work.outputs(backend, rows, &mut outputs)?;
@@ -149,7 +152,16 @@ fn give_logits<B: Backend>(
 
 /// Whether a part is a generated token, behind which another one is wanted.
 fn is_answering(part: &Part<'_>) -> bool {
-    part.origin == TokenOrigin::Generated && part.tokens.len() == 1 && part.wants == Wants::Logits
+    part.origin == TokenOrigin::Generated && part.tokens.len() == 1 && part.wants.is_logits()
+}
+
+/// Of how many logits each part wants the largest alone, if all do.
+fn largest(parts: &[Part<'_>]) -> Option<usize> {
+    let Wants::Largest(of) = parts[0].wants else {
+        return None;
+    };
+    let all = parts.iter().all(|part| part.wants == Wants::Largest(of));
+    all.then_some(of)
 }
 
 fn taking(part: &Part<'_>) -> Taking {

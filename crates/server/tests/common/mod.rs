@@ -206,7 +206,7 @@ impl Sequences for Alphabet {
             };
             match part.wants {
                 Wants::Nothing => {}
-                Wants::Logits => {
+                Wants::Logits | Wants::Largest(_) => {
                     let mut logits = vec![0.0; N_VOCAB];
                     logits[next as usize] = 10.0;
                     each(i, &logits);

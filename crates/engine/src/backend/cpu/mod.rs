@@ -1,8 +1,10 @@
 //! The CPU: everything is in main memory, operations are over when they return.
 
 mod experts;
+mod largest;
 
 use self::experts::{Experts, Serving};
+use self::largest::Largest;
 use super::{
     Added, Again, At, Attending, Backend, CELLS, LOGIT_ROWS, Placed, Stepped, Turn, down_passes,
 };
@@ -50,6 +52,7 @@ pub(crate) struct Cpu<'m> {
     last: Buffer<f32>,
     /// `[2 * LOGIT_ROWS or fewer, V]`.
     logits: Buffer<f32>,
+    largest: Largest,
 }
 
 impl<'m> Cpu<'m> {
@@ -88,6 +91,7 @@ impl<'m> Cpu<'m> {
             link_gb_s: None,
             last: Buffer::new(LOGIT_ROWS * c.width)?,
             logits: Buffer::new(2 * LOGIT_ROWS.min(ubatch) * c.n_vocab)?,
+            largest: Largest::default(),
         })
     }
 }
@@ -110,6 +114,29 @@ impl Cpu<'_> {
         let x = &x[..tokens * outputs[0].0.w.k()];
         let operand = quantise(self.model, acts32, acts256, x, tokens, &types, Passes::One);
         multiply(self.model, &operand, tokens, outputs);
+    }
+
+    /// What the last norm gives for rows of `x`.
+    fn norm_last(&mut self, x: &Buffer<f32>, rows: Range<usize>) {
+        let (model, c) = (self.model, self.model.config());
+        for (t, row) in rows.enumerate() {
+            let x = &x[row * c.width..][..c.width];
+            let out = &mut self.last[t * c.width..][..c.width];
+            ops::rms_norm(model.isa, x, Some(&model.output_norm), c.norm_eps, out);
+        }
+    }
+
+    /// Multiplies what it gave with the output matrix. Returns how many rows came of it, one a token and pass.
+    fn multiply_last(&mut self, n: usize, passes: Passes) -> usize {
+        let (model, c) = (self.model, self.model.config());
+        let w = model.output().view(&model.weights);
+        let (acts32, acts256) = (&mut self.acts32, &mut self.acts256);
+        let last = &self.last[..n * c.width];
+        let operand = quantise(model, acts32, acts256, last, n, &[w.ty()], passes);
+        let rows = operand.tokens;
+        let out = &mut self.logits[..rows * c.n_vocab];
+        products(&model.pool, model.isa, &operand, &mut [Task { w, out }]);
+        rows
     }
 }
 
@@ -692,33 +719,12 @@ impl Backend for Cpu<'_> {
     }
 
     fn compute_logits(&mut self, x: &Buffer<f32>, rows: Range<usize>) {
-        let (model, c) = (self.model, self.model.config());
         let n = rows.len();
-        for (t, row) in rows.enumerate() {
-            let (x, out) = (
-                &x[row * c.width..][..c.width],
-                &mut self.last[t * c.width..][..c.width],
-            );
-            ops::rms_norm(model.isa, x, Some(&model.output_norm), c.norm_eps, out);
-        }
-        let w = model.output().view(&model.weights);
-        let Self {
-            acts32,
-            acts256,
-            last,
-            logits,
-            ..
-        } = self;
+        self.norm_last(x, rows);
         // What rounding the last activations to 8 bits loses goes straight into the logits, so they are carried in two passes.
-        let last = &last[..n * c.width];
-        let operand = quantise(model, acts32, acts256, last, n, &[w.ty()], Passes::Two);
-        let rows = operand.tokens;
-        let task = Task {
-            w,
-            out: &mut logits[..rows * c.n_vocab],
-        };
-        products(&model.pool, model.isa, &operand, &mut [task]);
-        let (logits, lost) = logits.split_at_mut(n * c.n_vocab);
+        let rows = self.multiply_last(n, Passes::Two);
+        let (model, c) = (self.model, self.model.config());
+        let (logits, lost) = self.logits.split_at_mut(n * c.n_vocab);
         if rows > n {
             model.pool.chunks_mut(logits, LOGITS_A_CHUNK, |i, logits| {
                 let lost = &lost[i * LOGITS_A_CHUNK..][..logits.len()];
@@ -727,6 +733,19 @@ impl Backend for Cpu<'_> {
         }
         if let Some(cap) = c.logit_soft_cap {
             ops::soft_cap(model.isa, logits, cap);
+        }
+    }
+
+    fn compute_largest(&mut self, x: &Buffer<f32>, rows: Range<usize>, of: usize) {
+        let (model, n) = (self.model, rows.len());
+        if !self.largest.serves(model) {
+            return self.compute_logits(x, rows);
+        }
+        self.norm_last(x, rows.clone());
+        self.multiply_last(n, Passes::One);
+        let (last, logits) = (&self.last, &mut self.logits);
+        if !self.largest.settle(model, last, n, of, logits) {
+            self.compute_logits(x, rows);
         }
     }
 

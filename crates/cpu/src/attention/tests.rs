@@ -452,7 +452,14 @@ fn close_to_exact_attention() {
 #[test]
 fn what_the_first_groups_fold_to_is_gone_on_with() {
     let (f16, q8) = (KvType::F16, KvType::Q8_0);
-    for (heads, ty, threads, groups) in [(1, f16, 1, 1), (2, q8, 3, 1), (4, f16, 3, 2)] {
+    // In the last one threads get whole groups.
+    let cases = [
+        (1, f16, 1, 1),
+        (2, q8, 3, 1),
+        (4, f16, 3, 2),
+        (4, f16, 2, 2),
+    ];
+    for (heads, ty, threads, groups) in cases {
         let shape = KvShape::new(heads, 64, 32, ty, ty).unwrap();
         let case = Case::new(shape, 2, 2700, None, None, heads == 1, 23);
         let pool = Pool::new(threads, Pinning::Free).unwrap();

@@ -45,7 +45,9 @@ pub(super) struct Stage {
     returned: usize,
     /// Whether what was begun may still read slots that are free.
     is_read: bool,
-    /// Whether the token in work began, and the next one begins, with all slots filled: what is copied when is the same then.
+    /// Whether the token in work began, and the next one begins, with all slots filled. Two such tokens cut what they copy into batches at the same places, so
+    /// what the second one waits for, of what the first one copied, is what every later one waits for.
+    began_even: bool,
     is_even: bool,
     /// There are so many, and so many of them may be used.
     slots: usize,
@@ -96,14 +98,16 @@ impl Stage {
     }
 
     /// Says what is in host memory from now on, and from which piece on each layer streams it. What is on its way stays where it is
-    /// if it is still of use. Returns whether the next token's copies are those of the one before.
+    /// if it is still of use. Returns whether the next token copies what the one before copied, in the same batches, and waits for the same: that one must have begun
+    /// with all slots filled, too.
     pub(super) fn set_tail(
         &mut self,
         tail: &mut Vec<(Id, Version)>,
         first: &mut Vec<usize>,
     ) -> bool {
         if self.tail == *tail && self.first == *first {
-            return self.is_even || self.pieces == 0;
+            let before = std::mem::replace(&mut self.began_even, self.is_even);
+            return (before && self.is_even) || self.pieces == 0;
         }
         std::mem::swap(&mut self.tail, tail);
         std::mem::swap(&mut self.first, first);
@@ -130,7 +134,7 @@ impl Stage {
         self.oldest = self.next_number;
         self.returned = 0;
         self.is_read = true;
-        self.is_even = false;
+        (self.began_even, self.is_even) = (false, false);
         self.ahead.clear();
     }
 

@@ -533,16 +533,13 @@ fn steps_that_stream_what_the_step_before_streamed_are_told_of() {
             world.append(CELLS, false);
         }
         let mut next = || again(&mut world);
-        // A block is begun, and one goes to host memory; then nothing changes.
-        assert_eq!(
-            [next(), next(), next(), next()],
-            [No, Spilled, Spilled, Spilled]
-        );
+        // A block is begun, and one goes to host memory; then nothing changes. The first token found no slot filled, so what it copied came in other batches.
+        assert_eq!([next(), next(), next(), next()], [No, No, Spilled, Spilled]);
         world.cache.set_share(1.0 - kv_share);
         let mut next = || again(&mut world);
         let changes = kv_share != 0.5;
         let first = if changes { No } else { Spilled };
-        assert_eq!([next(), next()], [first, Spilled]);
+        assert_eq!([next(), next(), next()], [first, first, Spilled]);
         // What was copied ahead is of no use, or is what is there.
         world
             .cache
@@ -555,7 +552,7 @@ fn steps_that_stream_what_the_step_before_streamed_are_told_of() {
             )
             .unwrap();
         let mut next = || again(&mut world);
-        assert_eq!([next(), next()], [No, Spilled]);
+        assert_eq!([next(), next(), next()], [No, No, Spilled]);
     }
     let mut world = World::new(&model, Placing::RESIDENT, None);
     world.append(CELLS, false);

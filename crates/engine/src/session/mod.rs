@@ -205,9 +205,10 @@ struct Run<B: Backend> {
     work: Work<B>,
     /// Whether the CPU's share of the tail is worth having.
     gate: Option<Gate>,
-    /// The share of the last generated token, and how its step was done.
+    /// The share of the last generated token, how its step was done, and whether it was the first one with that share, or after something had moved.
     share: f64,
     stepped: Stepped,
+    is_first: bool,
 }
 
 /// The least change of the CPU's share that is tried.
@@ -238,6 +239,7 @@ impl<B: Backend> Run<B> {
             work,
             share: placing.kv_share,
             stepped: Stepped::Given,
+            is_first: false,
             gate,
         })
     }
@@ -306,6 +308,7 @@ impl<B: Backend> Run<B> {
             gate,
             share,
             stepped: stepped_before,
+            is_first,
         } = self;
         let gate = gate.as_mut().filter(|_| cache.has_tail());
         let share_before = *share;
@@ -326,9 +329,11 @@ impl<B: Backend> Run<B> {
         backend.finish()?;
         cache.advance();
         let stepped_before = std::mem::replace(stepped_before, stepped);
+        let (has_changed, is_unusual) = (*share != share_before, cache.is_unusual());
+        let is_second = std::mem::replace(is_first, has_changed || is_unusual);
         let Some(gate) = gate else { return Ok(()) };
         let steps = [stepped_before, stepped];
-        match said(*share != share_before, steps, cache.is_unusual()) {
+        match said(has_changed, is_second, steps, is_unusual) {
             Said::Nothing => {}
             Said::Other => gate.skip(),
             Said::Time => {
@@ -351,14 +356,17 @@ enum Said {
     Nothing,
 }
 
-/// After a change of the share what was copied ahead is of no use, and the second token is recorded. Only the third is what is to be compared. Where each
-/// is recorded, that is what a token takes.
-fn said(has_changed: bool, steps: [Stepped; 2], is_unusual: bool) -> Said {
+/// After a change of the share what was copied ahead is of no use, the second token does by itself what others repeat, and the third is recorded. Only what comes
+/// then is to be compared. Where each is recorded, that is what a token takes.
+fn said(has_changed: bool, is_second: bool, steps: [Stepped; 2], is_unusual: bool) -> Said {
     let [before, now] = steps;
-    if has_changed || (now == Stepped::Recorded && before != Stepped::Recorded) {
+    let is_recorded = now == Stepped::Recorded && before != Stepped::Recorded;
+    if has_changed {
         Said::Nothing
     } else if is_unusual {
         Said::Other
+    } else if is_second || is_recorded {
+        Said::Nothing
     } else {
         Said::Time
     }
@@ -819,7 +827,7 @@ pub const BLOCK_CELLS: usize = CELLS;
 mod tests {
     use super::*;
 
-    /// A device that gives a changed step launch by launch, records the next one, and repeats it then; with a share a token takes half the time.
+    /// A device that gives two steps launch by launch after a change, records the next one, and repeats it then; with a share a token takes half the time.
     #[test]
     fn a_gate_gets_to_its_verdict_where_steps_are_recorded() {
         let mut gate = Gate::of_tokens(0.5, SHARE_STEP);
@@ -830,15 +838,16 @@ mod tests {
             let has_changed = share != share_before;
             same = if has_changed { 0 } else { same + 1 };
             let (stepped, extra_ms) = match same {
-                0 => (Stepped::Given, 5.0),
-                1 => (Stepped::Recorded, 20.0),
+                0 => (Stepped::Given, 25.0),
+                1 => (Stepped::Given, 5.0),
+                2 => (Stepped::Recorded, 20.0),
                 _ => (Stepped::Repeated, 0.0),
             };
             share_before = share;
             alone += usize::from(share == 0.0);
             let ms = extra_ms + 60.0 * (1.0 - share);
             let steps = [std::mem::replace(&mut before, stepped), stepped];
-            match said(has_changed, steps, token == 0) {
+            match said(has_changed, same == 1, steps, token == 0) {
                 Said::Nothing => {}
                 Said::Other => gate.skip(),
                 Said::Time => drop(gate.read(ms)),

@@ -3,8 +3,9 @@
 //! A generated token takes some hundred launches, one of each of eight sequences twice a thousand. The second such step over the same blocks is
 //! recorded as a graph, the ones after it are that graph: all that differs between them lies in memory, which the graph's work reads (tokens,
 //! positions, angles). Where blocks change, every 256 tokens of a sequence, one step is done without it, and sets the lists of blocks that the
-//! graph goes on with. There is a graph for each number of sequences. With cells in host memory a step of one sequence is several graphs, between which streams wait
-//! for each other, and others whenever blocks change ([`tape`](super::tape)).
+//! graph goes on with. There is a graph for each number of sequences. With cells in host memory a step of one sequence is several graphs, between
+//! which streams wait for each other, and others whenever blocks change ([`tape`](super::tape)); it is the third step that is recorded then, for only that
+//! one waits for the batches of copies that all later ones wait for.
 
 use super::Cuda;
 use super::tape::Recorded;

@@ -75,7 +75,7 @@ impl Constants {
         layers: Layers::Corrected,
     };
 
-    /// For tokens: one that is done otherwise costs three there and three back, as copies begin anew and a device's step is recorded anew before it
+    /// For tokens: one that is done otherwise costs four there and four back, as copies begin anew and a device's step is recorded anew before it
     /// says anything.
     pub const OF_TOKENS: Self = Self {
         intervals: [113, 229, 499],

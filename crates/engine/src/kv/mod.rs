@@ -441,6 +441,7 @@ impl<B: Backend> Cache<B> {
                 "{error}: {cells} cells stay in device memory, others go to host memory"
             );
             self.spill_for(backend, needed, keep)?;
+            self.full.trim();
         }
         Ok(())
     }

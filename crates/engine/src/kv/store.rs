@@ -222,9 +222,17 @@ impl<B: Backend> Store<B> {
         Ok(())
     }
 
-    /// Gives up room in device memory for which there is no memory.
+    /// Gives up room in device memory for which there is no memory, and a slab more if there are two: what else a step needs must find memory, too.
     pub(super) fn stay(&mut self) {
-        self.device_max = self.device + self.spare.len();
+        let there = self.device + self.spare.len();
+        self.device_max = there.saturating_sub(1).max(1).min(self.device_max);
+    }
+
+    /// Gives memory back for which there is no room any more.
+    pub(super) fn trim(&mut self) {
+        let there = self.device + self.spare.len();
+        let over = there.saturating_sub(self.device_max);
+        self.spare.truncate(self.spare.len().saturating_sub(over));
     }
 
     fn take_device(&mut self, backend: &B) -> Result<B::Slab, Error> {

@@ -572,14 +572,17 @@ fn where_memory_is_gone_cells_go_to_host_memory() {
     };
     let mut world = World::new(&model, placing, None);
     world.append(CELLS, false);
-    world.cache.full.memory_slabs = 3;
+    world.cache.full.memory_slabs = 4;
     for _ in 0..4 {
         world.append(CELLS, false);
     }
     world.append(2, true);
     world.check();
-    let store = &world.cache.full;
+    // A slab's memory is left for what else a step needs.
+    let store = &mut world.cache.full;
     assert_eq!((store.in_device(), store.in_host()), (3, 3));
+    assert!(store.provide(&world.backend, 1).is_ok());
+    assert!(store.provide(&world.backend, 2).is_err());
     world.append(CELLS - 2, false);
     // The tail is full.
     let error = world.cache.begin(&mut world.backend, 1, true).unwrap_err();

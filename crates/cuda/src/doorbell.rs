@@ -4,6 +4,7 @@
 //! there. Neither side calls the driver for it, so a hand-over costs two trips over the link. The device's wait is bounded.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::device::Device;
@@ -33,7 +34,8 @@ enum Bell {
     Late,
 }
 
-/// Mapped memory between a stream of a device and one thread of the host, which answers.
+/// Mapped memory between a stream of a device and one thread of the host, which answers: it reads and writes where the device does, for a copy of some
+/// KiB by one thread takes as long as the way over the link.
 #[derive(Debug)]
 pub struct Doorbell {
     hand_over: Kernel,
@@ -42,7 +44,10 @@ pub struct Doorbell {
     count: Buffer<u32>,
     bells: Pinned<u32>,
     given: Pinned<f32>,
-    answer: Pinned<f32>,
+    /// Its address, for whoever does not answer.
+    answer: Mutex<Pinned<f32>>,
+    answer_address: u64,
+    answer_len: usize,
     patience: Duration,
 }
 
@@ -58,13 +63,17 @@ impl Doorbell {
         let stream = device.stream()?;
         let count = Buffer::zeroed(&stream, 1)?;
         stream.synchronise()?;
+        let answer_len = answer;
+        let answer = Pinned::new(device, answer_len)?;
         Ok(Self {
             hand_over: module.kernel("hand_over")?,
             take_back: module.kernel("take_back")?,
             count,
             bells: Pinned::new(device, 3 * BELL_WORDS)?,
             given: Pinned::new(device, given)?,
-            answer: Pinned::new(device, answer)?,
+            answer_address: answer.address(),
+            answer: Mutex::new(answer),
+            answer_len,
             patience: PATIENCE,
         })
     }
@@ -105,18 +114,14 @@ impl Doorbell {
         values: &mut Buffer<f32>,
         n: usize,
     ) -> Result<(), Error> {
-        if n > values.len().min(self.answer.len()) {
-            length(
-                "take_back",
-                "values",
-                n,
-                values.len().min(self.answer.len()),
-            )?;
+        let room = values.len().min(self.answer_len);
+        if n > room {
+            length("take_back", "values", n, room)?;
         }
         let args = [
             Arg::from(self.bell_address(Bell::Answered)),
             Arg::from(&self.count),
-            Arg::from(self.answer.address()),
+            Arg::from(self.answer_address),
             Arg::from(values),
             Arg::from(n as i32),
             Arg::from(self.patience.as_nanos() as u64),
@@ -133,26 +138,20 @@ impl Doorbell {
         (given.wrapping_sub(number) as i32) >= 0
     }
 
-    /// Copies the first values of the last hand-over. For the thread that answers, once it is given and until it has answered.
-    pub fn given(&self, values: &mut [f32]) {
-        let room = self.given.len();
-        assert!(values.len() <= room, "{} values of {room}", values.len());
-        // SAFETY: both are long enough. The device writes only between an answer and the next bell; if it should do so now, numbers
-        // are torn, no more.
-        unsafe {
-            std::ptr::copy_nonoverlapping(self.given.as_ptr(), values.as_mut_ptr(), values.len());
-        }
-    }
-
-    /// Answers number `number`. For one thread.
-    pub fn answer(&self, number: u32, values: &[f32]) {
-        let room = self.answer.len();
-        assert!(values.len() <= room, "{} values of {room}", values.len());
-        // SAFETY: the memory is at least as long, and the host reads it nowhere. The device reads after the bell.
-        unsafe {
-            let to = self.answer.address() as *mut f32;
-            std::ptr::copy_nonoverlapping(values.as_ptr(), to, values.len());
-        }
+    /// Answers number `number`, which [is given](Self::is_given): `make` gets the first `n_given` values of the last hand-over, and writes the first
+    /// `n_answer` of the answer. Where the device has given up and hands over anew meanwhile, values are torn, and the answer is one that nobody takes.
+    ///
+    /// # Panics
+    /// If there is no room for so many.
+    pub fn answer(
+        &self,
+        number: u32,
+        n_given: usize,
+        n_answer: usize,
+        make: impl FnOnce(&[f32], &mut [f32]),
+    ) {
+        let mut answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
+        make(&self.given[..n_given], &mut answer[..n_answer]);
         self.bell(Bell::Answered).store(number, Ordering::Release);
     }
 

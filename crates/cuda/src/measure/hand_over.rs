@@ -1,4 +1,4 @@
-//! A layer's way to the CPU and back, in the midst of a step: values handed over, as many taken back, nothing computed between.
+//! A layer's way to the CPU and back, in the midst of a step: values handed over, as many taken back; between, the host looks at none of them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -45,7 +45,7 @@ impl HandOver {
         let (n, first) = (values.len(), *number);
         let is_over = AtomicBool::new(false);
         let (seconds, rounds) = std::thread::scope(|scope| {
-            scope.spawn(|| answer_all(bell, n, first, &is_over));
+            scope.spawn(|| answer_all(bell, first, &is_over));
             let mut rounds = 0;
             let mut measure = || {
                 let mut seconds = 0.0;
@@ -69,9 +69,8 @@ impl HandOver {
     }
 }
 
-/// Answers every hand-over after number `first` with its own values.
-fn answer_all(bell: &Doorbell, n: usize, first: u32, is_over: &AtomicBool) {
-    let mut values = vec![0.0; n];
+/// Answers every hand-over after number `first` with whatever is there.
+fn answer_all(bell: &Doorbell, first: u32, is_over: &AtomicBool) {
     let mut number = first;
     loop {
         number = number.wrapping_add(1);
@@ -81,7 +80,6 @@ fn answer_all(bell: &Doorbell, n: usize, first: u32, is_over: &AtomicBool) {
             }
             std::hint::spin_loop();
         }
-        bell.given(&mut values);
-        bell.answer(number, &values);
+        bell.answer(number, 0, 0, |_, _| ());
     }
 }

@@ -103,8 +103,6 @@ impl Attender {
             isa,
             pool: Pool::with_spin(threads, Pinning::Free, SPIN)?,
             partials: Partials::new(&what.shape, what.heads, what.n_ctx, 0).map_err(memory)?,
-            queries: vec![0.0; queries],
-            totals: vec![0.0; total],
         };
         let (jobs, taken) = channel();
         let thread = std::thread::Builder::new()
@@ -190,15 +188,20 @@ struct Worker {
     isa: Isa,
     pool: Pool,
     partials: Partials,
-    queries: Vec<f32>,
-    totals: Vec<f32>,
 }
 
 impl Worker {
     fn answer_all(mut self, jobs: &Receiver<Job>) {
         for job in jobs {
+            // Before there is something to be late for.
+            let spans = job.part.spans.iter().map(|span| Span {
+                index: span.index,
+                cells: span.cells,
+                bytes: &span.slab[job.part.at.clone()],
+            });
+            let spans: Vec<Span<'_>> = spans.collect();
             if self.is_given(job.number) {
-                self.answer(&job);
+                self.answer(&job, &spans);
             }
         }
     }
@@ -222,14 +225,23 @@ impl Worker {
         }
     }
 
-    fn answer(&mut self, job: &Job) {
+    /// Attends what the CPU has of a layer.
+    fn answer(&mut self, job: &Job, spans: &[Span<'_>]) {
+        let Self {
+            bell,
+            what,
+            isa,
+            pool,
+            partials,
+            ..
+        } = self;
         let Attended {
             shape,
             heads,
             scale,
             soft_cap,
             ..
-        } = self.what;
+        } = *what;
         let params = Params {
             heads,
             scale,
@@ -237,27 +249,12 @@ impl Worker {
             window: None,
             sinks: None,
         };
-        let Part { at, spans } = &job.part;
-        let spans: Vec<Span<'_>> = spans
-            .iter()
-            .map(|span| Span {
-                index: span.index,
-                cells: span.cells,
-                bytes: &span.slab[at.clone()],
-            })
-            .collect();
-        self.bell.given(&mut self.queries);
-        attend_first_groups(
-            &self.pool,
-            self.isa,
-            &shape,
-            &params,
-            job.position,
-            &self.queries,
-            &spans,
-            &mut self.partials,
-            &mut self.totals,
-        );
-        self.bell.answer(job.number, &self.totals);
+        let (n_given, n_answer) = (heads * shape.c_k, heads * (2 + shape.c_v));
+        bell.answer(job.number, n_given, n_answer, |queries, totals| {
+            let position = job.position;
+            attend_first_groups(
+                pool, *isa, &shape, &params, position, queries, spans, partials, totals,
+            );
+        });
     }
 }

@@ -14,6 +14,8 @@ mod cuda;
 
 pub(crate) use self::cpu::{Cpu, copy};
 pub(crate) use self::cuda::Cuda;
+#[cfg(test)]
+pub(crate) use self::cuda::batches::Batches;
 pub(crate) use ::cpu::attention::{CELLS, GROUP, KvShape, Step};
 
 use crate::error::Error;

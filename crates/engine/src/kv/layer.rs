@@ -1,6 +1,7 @@
 //! What a layer does with its cells: it stores new ones, and attends all.
 
 use super::sequence::Sequence;
+use super::stage::Copying;
 use super::store::Id;
 use super::together::{Part, attending};
 use super::{Cache, LayerAt, Lies, Reached};
@@ -184,6 +185,7 @@ impl<B: Backend> Cache<B> {
         } else {
             &[None]
         };
+        let layers = &self.full_layers;
         let mut placed: Vec<Placed<'_, B>> = Vec::with_capacity(spans.len());
         let mut held: Vec<usize> = Vec::new();
         let mut is_first = true;
@@ -210,12 +212,16 @@ impl<B: Backend> Cache<B> {
                                 backend.attend(&attending, q, &placed, step, out);
                                 placed.clear();
                                 is_first = false;
-                                self.stage
-                                    .give_back(backend, store, &self.full_layers, &mut held);
+                                self.stage.give_back(
+                                    &mut Copying::new(backend, store, layers),
+                                    &mut held,
+                                );
                             }
-                            let slot =
-                                self.stage
-                                    .take(backend, store, &self.full_layers, *index, n);
+                            let slot = self.stage.take(
+                                &mut Copying::new(backend, store, layers),
+                                *index,
+                                n,
+                            );
                             held.push(slot);
                             streamed = Some(n);
                         }
@@ -236,7 +242,7 @@ impl<B: Backend> Cache<B> {
         backend.attend(&attending, q, &placed, step, out);
         if !held.is_empty() {
             self.stage
-                .give_back(backend, store, &self.full_layers, &mut held);
+                .give_back(&mut Copying::new(backend, store, layers), &mut held);
         }
     }
 }

@@ -59,6 +59,50 @@ pub(super) struct Stage {
 /// Layers that stream, by their bytes in a slab.
 pub(super) type Layers = [Range<usize>];
 
+/// What a stage has done.
+pub(super) trait Copies {
+    /// Bytes of a piece.
+    fn piece_bytes(&self) -> usize;
+    /// Slots are filled from here on that operations which were begun may still read.
+    fn begin_batch(&mut self);
+    /// Begins to copy a layer's pieces to slots from `first_slot` on, one behind the other.
+    fn copy(&mut self, layer: usize, pieces: &[Id], first_slot: usize);
+}
+
+/// Copies by a backend, of what a store has in host memory.
+pub(super) struct Copying<'a, B: Backend> {
+    backend: &'a mut B,
+    store: &'a Store<B>,
+    layers: &'a Layers,
+}
+
+impl<'a, B: Backend> Copying<'a, B> {
+    pub(super) fn new(backend: &'a mut B, store: &'a Store<B>, layers: &'a Layers) -> Self {
+        Self {
+            backend,
+            store,
+            layers,
+        }
+    }
+}
+
+impl<B: Backend> Copies for Copying<'_, B> {
+    fn piece_bytes(&self) -> usize {
+        self.layers.first().map_or(0, Range::len)
+    }
+
+    fn begin_batch(&mut self) {
+        self.backend.begin_batch();
+    }
+
+    fn copy(&mut self, layer: usize, pieces: &[Id], first_slot: usize) {
+        let from = |&id: &Id| self.store.host(id).expect("the tail is in host memory");
+        let from: Vec<&B::HostSlab> = pieces.iter().map(from).collect();
+        let at = self.layers[layer].clone();
+        self.backend.stage(&from, at, first_slot);
+    }
+}
+
 impl Stage {
     pub(super) fn new(slots: usize) -> Self {
         Self {
@@ -159,14 +203,7 @@ impl Stage {
     }
 
     /// A slot with a piece; it is the caller's until it is [given back](Self::give_back).
-    pub(super) fn take<B: Backend>(
-        &mut self,
-        backend: &mut B,
-        store: &Store<B>,
-        layers: &Layers,
-        layer: usize,
-        at: usize,
-    ) -> usize {
+    pub(super) fn take(&mut self, copies: &mut impl Copies, layer: usize, at: usize) -> usize {
         let (id, version) = self.tail[at];
         let key = Key { layer, id, version };
         match self.ahead.pop_front() {
@@ -182,7 +219,7 @@ impl Stage {
             self.free_slot()
         });
         let slot = slot.expect("callers hold fewer slots than there are");
-        self.copy(backend, store, layers, &[key], slot);
+        self.copy(copies, &[key], slot);
         self.advance();
         slot
     }
@@ -210,13 +247,7 @@ impl Stage {
 
     /// Gives the slots of so many pieces back, the oldest ones, and fills all that are free with what comes next, unless so much is there that it can wait
     /// and the token goes on.
-    pub(super) fn give_back<B: Backend>(
-        &mut self,
-        backend: &mut B,
-        store: &Store<B>,
-        layers: &Layers,
-        slots: &mut Vec<usize>,
-    ) {
+    pub(super) fn give_back(&mut self, copies: &mut impl Copies, slots: &mut Vec<usize>) {
         let given = slots.len();
         self.returned += given;
         slots.clear();
@@ -233,7 +264,7 @@ impl Stage {
             return;
         }
         self.recycle();
-        let run_max = (RUN_BYTES / layers.first().map_or(1, Range::len).max(1)).max(1);
+        let run_max = (RUN_BYTES / copies.piece_bytes().max(1)).max(1);
         let mut run: Vec<Key> = Vec::with_capacity(run_max);
         let mut first = 0;
         while self.pieces > 0
@@ -246,7 +277,7 @@ impl Stage {
                 && slot == first + run.len()
                 && run.len() < run_max;
             if !goes_on {
-                self.copy(backend, store, layers, &run, first);
+                self.copy(copies, &run, first);
                 run.clear();
                 first = slot;
             }
@@ -254,29 +285,21 @@ impl Stage {
             self.ahead.push_back((key, slot));
             self.advance();
         }
-        self.copy(backend, store, layers, &run, first);
+        self.copy(copies, &run, first);
         self.is_even = ends_token;
     }
 
     /// Begins to copy pieces of one layer to slots one behind the other.
-    fn copy<B: Backend>(
-        &mut self,
-        backend: &mut B,
-        store: &Store<B>,
-        layers: &Layers,
-        keys: &[Key],
-        first_slot: usize,
-    ) {
+    fn copy(&mut self, copies: &mut impl Copies, keys: &[Key], first_slot: usize) {
         let Some(Key { layer, .. }) = keys.first() else {
             return;
         };
-        let from = |key: &Key| store.host(key.id).expect("the tail is in host memory");
-        let from: Vec<&B::HostSlab> = keys.iter().map(from).collect();
         if std::mem::take(&mut self.is_read) {
-            backend.begin_batch();
+            copies.begin_batch();
         }
-        backend.stage(&from, layers[*layer].clone(), first_slot);
-        self.copied_bytes += (keys.len() * layers[*layer].len()) as u64;
+        let pieces: Vec<Id> = keys.iter().map(|key| key.id).collect();
+        copies.copy(*layer, &pieces, first_slot);
+        self.copied_bytes += (keys.len() * copies.piece_bytes()) as u64;
     }
 
     fn after(&self, layer: usize, at: usize) -> (usize, usize) {
@@ -299,47 +322,4 @@ impl Stage {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_piece_has_the_same_slot_in_each_token() {
-        // 3 layers of 17, 16 and 17 pieces through 34 slots, two layers' worth; through more slots than pieces; through one.
-        for (slots, turn) in [(34, 34), (80, 50), (1, 1)] {
-            let mut stage = Stage::new(slots);
-            let mut tail: Vec<_> = (0..17).map(|i| (Id(i), Version(u64::from(i)))).collect();
-            stage.set_tail(&mut tail, &mut vec![0, 1, 0]);
-            assert_eq!((stage.pieces, stage.turn()), (50, turn));
-            let mut slot_of = std::collections::HashMap::new();
-            for _ in 0..3 * 50 {
-                assert!(
-                    stage.free_slot().is_some(),
-                    "one is free after one was given back"
-                );
-                let slot = (stage.next_number % turn) as usize;
-                assert_eq!(*slot_of.entry(stage.next).or_insert(slot), slot);
-                stage.advance();
-                stage.returned += 1;
-                stage.recycle();
-                assert_eq!(stage.oldest, stage.next_number);
-            }
-            assert_eq!((slot_of.len(), stage.next), (50, (0, 0)));
-        }
-    }
-
-    #[test]
-    fn layers_without_pieces_are_passed_over() {
-        let mut stage = Stage::new(4);
-        let some = |n: u64| Version(n);
-        let mut tail: Vec<_> = (0..3).map(|i| (Id(i), some(u64::from(i)))).collect();
-        stage.set_tail(&mut tail, &mut vec![3, 1, 3, 2]);
-        assert_eq!((stage.pieces, stage.next), (3, (1, 1)));
-        assert_eq!(stage.after(1, 1), (1, 2));
-        assert_eq!(stage.after(1, 2), (3, 2));
-        assert_eq!(stage.after(3, 2), (1, 1));
-        // None streams any.
-        let mut tail = vec![(Id(0), some(0))];
-        stage.set_tail(&mut tail, &mut vec![1, 1, 1, 1]);
-        assert_eq!(stage.pieces, 0);
-    }
-}
+mod tests;

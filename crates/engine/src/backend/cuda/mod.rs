@@ -3,6 +3,7 @@
 
 mod attender;
 mod attention;
+pub(crate) mod batches;
 mod experts;
 mod mixture;
 mod products;

@@ -1,9 +1,9 @@
 //! The staging ring on a device: slots that copies fill while the device computes.
 //!
-//! Copies go through a stream of their own; they have some MiB each, so that the link hardly rests between two of them. Nothing waits on the host, but on
-//! the device a batch of copies waits for all work that was given before it, and work that reads a slot for the batch that fills it. Waits are given
-//! once: a stream that waited for a batch is past all batches before it.
+//! Copies go through a stream of their own; they have some MiB each, so that the link hardly rests between two of them. Nothing waits on the host;
+//! who waits for whom on the device is [counted](super::batches).
 
+use super::batches::Batches;
 use super::tape::{Op, Tape};
 use crate::backend::Transfers;
 use cuda::stream::Timing;
@@ -26,12 +26,7 @@ pub(super) struct Ring {
     computing: Stream,
     /// Orders them, where it is needed.
     order: Event,
-    /// Batches that were begun; the first slot of the last one, if it goes on; whether the next one waits for what computes; and the last one that was
-    /// waited for.
-    batches: u64,
-    open: Option<usize>,
-    is_read: bool,
-    awaited: u64,
+    batches: Batches,
     /// Pinned memory that what is not pinned goes through, once there is such, and whose turn it is.
     bounces: Vec<Bounce>,
     next_bounce: usize,
@@ -46,8 +41,6 @@ struct Slot {
     /// Nobody reads what a batch replaces any more that this slot is the first one of, and it is there.
     free: Event,
     filled: Event,
-    /// Which batch fills this slot, and the first slot of that.
-    by: (u64, usize),
 }
 
 /// What the two streams are given for slots.
@@ -79,10 +72,7 @@ impl Ring {
             copying: device.stream()?,
             computing: stream.clone(),
             order: Event::new(device, Timing::Off)?,
-            batches: 0,
-            open: None,
-            is_read: false,
-            awaited: 0,
+            batches: Batches::default(),
             bounces: Vec::new(),
             next_bounce: 0,
             host_copy: transfers.host_copy,
@@ -96,7 +86,7 @@ impl Ring {
         let device = stream.device();
         (self.buffer, self.slot_bytes) = (None, bytes);
         self.slots.clear();
-        self.open = None;
+        self.batches.resize(slots);
         self.bounces.clear();
         if slots == 0 {
             return Ok(());
@@ -105,7 +95,6 @@ impl Ring {
             Ok(Slot {
                 free: Event::new(device, Timing::Off)?,
                 filled: Event::new(device, Timing::Off)?,
-                by: (0, 0),
             })
         };
         self.buffer = Some(Buffer::zeroed(&stream, slots.saturating_mul(bytes))?);
@@ -133,18 +122,8 @@ impl Ring {
         first: usize,
     ) -> Result<(), Error> {
         let mut tape = tape;
-        let begins = if let Some(begins) = self.open {
-            begins
-        } else {
-            self.batches += 1;
-            self.open = Some(first);
-            if std::mem::take(&mut self.is_read) {
-                self.mark_free(tape.as_deref_mut(), first)?;
-            }
-            first
-        };
-        for slot in &mut self.slots[first..first + from.len()] {
-            slot.by = (self.batches, begins);
+        if let Some(slot) = self.batches.fill(first, from.len()) {
+            self.mark_free(tape.as_deref_mut(), slot)?;
         }
         self.act(tape, Deed::Fill { from, at, first })
     }
@@ -155,12 +134,10 @@ impl Ring {
         mut tape: Option<&mut Tape>,
         slots: &[usize],
     ) -> Result<(), Error> {
-        let last = slots.iter().map(|&slot| self.slots[slot].by).max();
-        if let Some((batch, begins)) = last.filter(|by| by.0 > self.awaited) {
-            if batch == self.batches {
-                self.end_batch(tape.as_deref_mut())?;
+        if let Some((ended, begins)) = self.batches.await_filled(slots) {
+            if let Some(ended) = ended {
+                self.act(tape.as_deref_mut(), Deed::Filled(ended))?;
             }
-            self.awaited = batch;
             self.act(tape, Deed::Await(begins))?;
         }
         Ok(())
@@ -168,8 +145,10 @@ impl Ring {
 
     /// A new batch begins, which waits for all that was given to compute with until then, for that reads what is in the slots.
     pub(super) fn begin_batch(&mut self, tape: Option<&mut Tape>) -> Result<(), Error> {
-        self.is_read = true;
-        self.end_batch(tape)
+        match self.batches.begin() {
+            Some(ended) => self.act(tape, Deed::Filled(ended)),
+            None => Ok(()),
+        }
     }
 
     /// What is copied to a batch of slots, which begins with `slot`, waits for all that was given to compute with so far.
@@ -180,13 +159,6 @@ impl Ring {
             None => self.computing.record(free)?,
         }
         self.act(tape, Deed::Follow(slot))
-    }
-
-    fn end_batch(&mut self, tape: Option<&mut Tape>) -> Result<(), Error> {
-        match self.open.take() {
-            Some(begins) => self.act(tape, Deed::Filled(begins)),
-            None => Ok(()),
-        }
     }
 
     /// Does it, or records it.
@@ -245,7 +217,7 @@ impl Ring {
     pub(super) fn catch_up(&mut self) -> Result<(), Error> {
         self.copying.record(&self.order)?;
         self.computing.wait(&self.order)?;
-        (self.open, self.awaited, self.is_read) = (None, self.batches, true);
+        self.batches.catch_up();
         Ok(())
     }
 

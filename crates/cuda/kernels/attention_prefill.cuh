@@ -90,38 +90,45 @@ struct Tile {
     Cells cells;
 };
 
+// A walk over the tiles of a head. A span's entries are read once, to shared memory; those of a list with so many holes that they are more than LISTED, as they are wanted.
+constexpr int LISTED = 24;
 struct Tiles {
-    int entry, panel;
-    cache::Block block;
+    uint4* listed;
+    int first, at;  // the first entry, panels since
 
+    // An entry in one load: address, first cell, which of its cells are there.
+    static __device__ __forceinline__ uint4 packed(const cache::Block& b) {
+        return {(unsigned)b.address, (unsigned)(b.address >> 32), b.index * CELLS, b.first | (unsigned)b.end << 16};
+    }
+
+    // Behind the next barrier the walk may begin.
     __device__ __forceinline__ void start(const Args& a, int lo) {
-        const unsigned wanted = lo / CELLS, first = a.count > 0 ? a.blocks[0].index : 0;
-        entry = wanted > first ? min((int)(wanted - first), a.count) : 0, panel = 0;
-        while (entry > 0 && a.blocks[entry - 1].index >= wanted) entry--;
-        while (entry < a.count && a.blocks[entry].index < wanted) entry++;
-        if (entry < a.count) block = a.blocks[entry];
+        const unsigned wanted = lo / CELLS, of_first = a.count > 0 ? a.blocks[0].index : 0;
+        first = wanted > of_first ? min((int)(wanted - of_first), a.count) : 0, at = 0;
+        while (first > 0 && a.blocks[first - 1].index >= wanted) first--;
+        while (first < a.count && a.blocks[first].index < wanted) first++;
+        if ((int)threadIdx.x < min(a.count - first, LISTED)) listed[threadIdx.x] = packed(a.blocks[first + threadIdx.x]);
     }
 
     __device__ __forceinline__ bool next(const Args& a, int head, int lo, int hi, Tile& tile) {
-        for (; entry < a.count; panel++) {
-            if (panel == CELLS / PANEL) {
-                panel = 0;
-                if (++entry == a.count) return false;
-                block = a.blocks[entry];
-            }
+        for (; first + at / (CELLS / PANEL) < a.count; at++) {
+            const int e = at / (CELLS / PANEL), panel = at % (CELLS / PANEL);
+            const uint4 own = e < LISTED ? listed[e] : packed(a.blocks[first + e]);
+            const int own_first = own.w & 0xffff, own_end = own.w >> 16;
+            const uint8_t* address = (const uint8_t*)((unsigned long long)own.y << 32 | own.x);
             Cells& cells = tile.cells;
-            cells.base = (int)block.index * CELLS + panel * PANEL;
+            cells.base = (int)own.z + panel * PANEL;
             if (cells.base >= hi) return false;
-            cells.from = max(max((int)block.first - panel * PANEL, lo - cells.base), 0);
-            cells.to = min(min((int)block.end - panel * PANEL, hi - cells.base), PANEL);
+            cells.from = max(max(own_first - panel * PANEL, lo - cells.base), 0);
+            cells.to = min(min(own_end - panel * PANEL, hi - cells.base), PANEL);
             if (cells.from >= cells.to) continue;
             const int k_codes = cache::code_bytes(a.type_k, PANEL * a.c_k), k_scales = cache::scale_bytes(a.type_k, PANEL * a.c_k);
             const int v_codes = cache::code_bytes(a.type_v, PANEL * a.c_v), v_scales = cache::scale_bytes(a.type_v, PANEL * a.c_v);
-            const uint8_t* of_k = (const uint8_t*)block.address + (size_t)head * 4 * (k_codes + k_scales);
-            const uint8_t* of_v = (const uint8_t*)block.address + (size_t)a.heads_kv * 4 * (k_codes + k_scales) + (size_t)head * 4 * (v_codes + v_scales);
+            const uint8_t* of_k = address + (size_t)head * 4 * (k_codes + k_scales);
+            const uint8_t* of_v = address + (size_t)a.heads_kv * 4 * (k_codes + k_scales) + (size_t)head * 4 * (v_codes + v_scales);
             tile.k_scales = of_k + panel * k_scales, tile.k = of_k + 4 * k_scales + panel * k_codes;
             tile.v_scales = of_v + panel * v_scales, tile.v = of_v + 4 * v_scales + panel * v_codes;
-            panel++;
+            at++;
             return true;
         }
         return false;
@@ -145,14 +152,26 @@ struct Kernel {
         return GROUPS ? column / 64 * PANEL * 64 + chunk<64>(cell, column % 64) : chunk<STRIDE>(cell, column);
     }
 
-    // f16 to its place.
+    // f16 to its place. Of heads of C values a thread's copies are the same distances apart, in memory and where they go.
     static __device__ __forceinline__ void load_direct(const Args& a, const Tile& tile, __half* k, __half* v) {
-#pragma unroll 4
-        for (int i = threadIdx.x; i < a.c_k * 8; i += THREADS) copy16(k + chunk<PANEL>(i / 8, i % 8 * 8), tile.k + i * 16, true);
-        const int at = threadIdx.x % CHUNKS * 8;
-        if (at < a.c_v)
+        const int at = threadIdx.x % CHUNKS * 8, first = threadIdx.x / CHUNKS;
+        if (a.c_k == C && a.c_v == C && C == STRIDE) {
+            const uint8_t *of_k = tile.k + threadIdx.x * 16, *of_v = tile.v + threadIdx.x * 16;
+            __half *to_k = k + chunk<PANEL>(threadIdx.x / 8, threadIdx.x % 8 * 8), *to_v = v + at_v(first, at);
 #pragma unroll
-            for (int cell = threadIdx.x / CHUNKS; cell < PANEL; cell += THREADS / CHUNKS)
+            for (int j = 0; j < C * 8 / THREADS; j++) copy16(to_k + j * (THREADS / 8 * PANEL), of_k + j * THREADS * 16, true);
+#pragma unroll
+            for (int j = 0; j < PANEL * CHUNKS / THREADS; j++) {
+                const int cell = first + j * (THREADS / CHUNKS);
+                copy16(to_v + j * (THREADS / CHUNKS * (GROUPS ? 64 : STRIDE)), of_v + j * THREADS * 16, tile.cells.from <= cell && cell < tile.cells.to);
+            }
+            return;
+        }
+#pragma unroll 1
+        for (int i = threadIdx.x; i < a.c_k * 8; i += THREADS) copy16(k + chunk<PANEL>(i / 8, i % 8 * 8), tile.k + i * 16, true);
+        if (at < a.c_v)
+#pragma unroll 1
+            for (int cell = first; cell < PANEL; cell += THREADS / CHUNKS)
                 copy16(v + at_v(cell, at), tile.v + (cell * a.c_v + at) * 2, tile.cells.from <= cell && cell < tile.cells.to);
     }
 
@@ -286,14 +305,13 @@ struct Kernel {
 #endif
     }
 
-    // Scores of a group's rows.
-    static __device__ __forceinline__ void multiply_k(const __half* q, const __half* k, float (&s)[PANEL / 2]) {
+    // Scores of a group's rows. Operands begin at these low words.
+    static __device__ __forceinline__ void multiply_k(uint32_t q, uint32_t k, float (&s)[PANEL / 2]) {
 #ifdef HAS_WGMMA
-        const uint32_t of_q = shared_address(q) + threadIdx.x / 128 * 64 * 128, of_k = shared_address(k);
         wgmma_fence();
 #pragma unroll
         for (int ks = 0; ks < C / 16; ks++) {
-            const uint64_t x = operand_b(of_q + ks / 4 * ROWS * 128 + ks % 4 * 32), y = operand_b(of_k + ks * 16 * 128);
+            const uint64_t x = operand_b_of(q + (ks / 4 * ROWS * 128 + ks % 4 * 32) / 16), y = operand_b_of(k + ks * 16 * 128 / 16);
             if (ks == 0) wgmma_f16<false>(s, x, y);
             else wgmma_f16<true>(s, x, y);
         }
@@ -304,19 +322,27 @@ struct Kernel {
     }
 
     // Adds the weighted values of a tile.
-    static __device__ __forceinline__ void multiply_v(const unsigned (&p)[PANEL / 16][4], const __half* v, float (&o)[C / 8][4]) {
+    static __device__ __forceinline__ void multiply_v(const unsigned (&p)[PANEL / 16][4], uint32_t v, float (&o)[C / 8][4]) {
 #ifdef HAS_WGMMA
-        const uint32_t of_v = shared_address(v);
         wgmma_fence();
 #pragma unroll
         for (int ks = 0; ks < PANEL / 16; ks++)
 #pragma unroll
             for (int column = 0; column < C; column += 64)
-                wgmma_f16((float(&)[32])o[column / 8], p[ks], operand_b(of_v + column / 64 * PANEL * 128 + ks * 16 * 128));
+                wgmma_f16((float(&)[32])o[column / 8], p[ks], operand_b_of(v + (column / 64 * PANEL * 128 + ks * 16 * 128) / 16));
         wgmma_commit();
         wgmma_wait<0>();
 #pragma unroll
         for (int column = 0; column < C; column += 64) settled((float(&)[32])o[column / 8]);
+#endif
+    }
+
+    // The low word of an operand of products of groups, known to be the same in all threads of a warp.
+    static __device__ __forceinline__ uint32_t operand(const __half* from) {
+#ifdef HAS_WGMMA
+        return __shfl_sync(~0u, (uint32_t)operand_b(shared_address(from)), 0);
+#else
+        return 0;
 #endif
     }
 
@@ -367,8 +393,10 @@ struct Kernel {
         const int position_hi = a.position + min(first_row + (warp + 1) * 16 * MT - 1, rows - 1) / a.gqa;
         const float factor = a.scale * LOG2_E;
 
-        Tiles walk;
+        __shared__ uint4 listed[LISTED];
+        Tiles walk{listed};
         Cells next;
+        const uint32_t of_q = operand(q + threadIdx.x / 128 * 64 * 64), of_tiles = operand(tiles);
         int stage = 0;
         bool has;
         auto load = [&] {  // the next tile, if there is one
@@ -385,12 +413,13 @@ struct Kernel {
             commit();
         };
         walk.start(a, lo);
-        __syncthreads();  // zeros before copies
+        __syncthreads();  // zeros, and the list, before copies
         load();
         while (has) {
             const Cells tile = next;
             const __half* k = tiles + (DIRECT ? 2 * stage * TILE : 0);
             const __half* v = k + TILE;
+            const uint32_t of_k = of_tiles + (DIRECT ? stage * (2 * TILE / 8) : 0);
             wait();
             if constexpr (DIRECT) {
                 seen_by_groups();
@@ -406,7 +435,7 @@ struct Kernel {
 
             float s[MT][PANEL / 8][4] = {};
             if constexpr (GROUPS) {
-                multiply_k(q, k, (float(&)[PANEL / 2])s[0]);
+                multiply_k(of_q, of_k, (float(&)[PANEL / 2])s[0]);
             } else {
 #pragma unroll
                 for (int ks = 0; ks < C / 16; ks++) {
@@ -493,7 +522,7 @@ struct Kernel {
                         p[mt][ks][i] = *(const unsigned*)&pair;
                     }
             if constexpr (GROUPS) {
-                multiply_v(p[0], v, o[0]);
+                multiply_v(p[0], of_k + TILE / 8, o[0]);
             } else {
 #pragma unroll
                 for (int ks = 0; ks < PANEL / 16; ks++)
@@ -545,5 +574,5 @@ struct Kernel {
              int tokens, int heads_kv, int gqa, int c_k, int c_v, int type_k, int type_v, float scale, float soft_cap, int window,     \
              int first_span, int slots, int resume) {                                                                                  \
         prefill::Kernel<C, MT, WARPS, DIRECT, GROUPS>::attend({q, blocks, states, out, sinks, count, position, tokens, heads_kv, gqa, c_k, c_v, \
-                                                       type_k, type_v, scale, soft_cap, window, first_span, slots, resume});           \
+                                                       DIRECT ? cache::F16 : type_k, DIRECT ? cache::F16 : type_v, scale, soft_cap, window, first_span, slots, resume});           \
     }

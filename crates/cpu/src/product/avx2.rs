@@ -1,4 +1,6 @@
-//! Products of super-blocks of many tokens with AVX2: 8 rows a register, a group of 4 values a lane, 4 tokens a pass over weights.
+//! Products of super-blocks of many tokens with AVX2: 8 rows a register, a group of 4 values a lane. A chunk of a tile is unpacked into the
+//! first-level cache and multiplied with [`FEW`] tokens after [`FEW`] tokens, with both halves of the tile at once: what is read of a token
+//! serves 16 rows.
 //!
 //! `vpmaddubsw` multiplies unsigned bytes with signed ones and adds neighbours into 16 bits. What is free is which of the two
 //! is unsigned, and how many groups share a 16-bit sum before `vpmaddwd` widens it, with the sub-scale as its factor. Sums wrap;
@@ -10,11 +12,16 @@
 //! | `Signed` | other raised ones, up to 7 bits | activation + 128 times value | 128 times the values' sums are taken off, once a tile |
 //! | `Wide` | 8 bits | `vpmaddwd` of 16-bit values | its sums are 32 bits; sub-scales are in the values |
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "rows, halves and tokens of several arrays at once"
+)]
+
 use super::gemv256::{
     Blocks, Out, ahead, byte_pairs, codes, group, halves, pairs, sum_pairs, twice, word,
 };
 use super::unpacked::CHUNK256;
-use crate::acts::ActsView;
+use crate::acts::{ActsView, FEW};
 use crate::mem::Shared;
 use crate::simd::array;
 use quant::act::BLOCK256;
@@ -144,19 +151,27 @@ impl Weights {
         }
     }
 
-    /// A run of half a tile.
+    /// A run: of half a tile what is multiplied, and what sums begin with.
     #[inline(always)]
-    fn of<U: Codes>(&self, run: usize, half: usize) -> (&[__m256i], &[__m256i]) {
-        let at = 2 * run + half;
+    fn of<U: Codes>(&self, run: usize) -> [Half<'_>; 2] {
         let n = 8 * registers::<U>();
         let sums = 8 / groups_a_sum::<U>();
-        let start: &[__m256i] = match form::<U>() {
-            Form::Signed => &self.start[at * sums..][..sums],
-            _ => &[],
-        };
-        (&self.q[at * n..][..n], start)
+        std::array::from_fn(|half| {
+            let at = 2 * run + half;
+            let start: &[__m256i] = match form::<U>() {
+                Form::Signed => &self.start[at * sums..][..sums],
+                _ => &[],
+            };
+            (&self.q[at * n..][..n], start)
+        })
     }
 }
+
+/// Weights of a run of half a tile, and what `Signed` begins sums with.
+type Half<'a> = (&'a [__m256i], &'a [__m256i]);
+
+/// What a set's products with a tile sum up to: `[half][token]`, 8 rows a register.
+pub(super) type Sums<T> = [[T; FEW]; 2];
 
 /// Bytes as 16-bit numbers: those of even and those of odd places.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -168,19 +183,19 @@ fn even_odd(x: __m256i) -> [__m256i; 2] {
     ]
 }
 
-/// Room for a chunk of up to [`TOKENS`] tokens' activations.
+/// Room for a chunk of a set's activations.
 #[repr(align(64))]
 struct Room {
-    q: [i8; 2 * CHUNK * TOKENS],
+    q: [i8; 2 * CHUNK * FEW],
 }
 
 impl Room {
     const ZERO: Self = Self {
-        q: [0; 2 * CHUNK * TOKENS],
+        q: [0; 2 * CHUNK * FEW],
     };
 }
 
-/// A chunk of some tokens' activations, as the form multiplies them.
+/// A chunk of the activations of a set of tokens, as the form multiplies them.
 struct Tokens<'a> {
     /// `[unit][token][unit bytes]`, unit as in [`ActsView`].
     q: &'a [i8],
@@ -192,16 +207,18 @@ struct Tokens<'a> {
     d: &'a [f32],
     /// Numbers from a block to the next.
     d_step: usize,
+    /// `[block][token]`, of formats with minima: sums of pairs of sub-blocks.
+    sums: [[[i32; 8]; FEW]; CHUNK256],
 }
 
 /// Values of a unit of activations.
 const UNIT: usize = 64;
 
 impl<'a> Tokens<'a> {
-    /// `blocks` blocks of the chunk that begins with block `first`, tokens `t .. t + N`, which lie side by side in one tile.
+    /// `blocks` blocks of the chunk that begins with block `first`, of the set that begins with token `t`.
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
-    fn new<U: Codes, const N: usize>(
+    fn new<U: Unpack256>(
         acts: &'a ActsView<'a>,
         t: usize,
         first: usize,
@@ -213,7 +230,15 @@ impl<'a> Tokens<'a> {
         let (d, d_step) = (&acts.d[d_at..], height);
         let (q, q_step) = (&acts.q[q_at..], UNIT * height);
         // The tokens after these, if there are any: the same place, some bytes on.
-        let next = acts.q_at(t + N, first * BLOCK256) - q_at;
+        let next = acts.q_at(t + FEW, first * BLOCK256) - q_at;
+        let mut sums = [[[0; 8]; FEW]; CHUNK256];
+        if U::DMIN.is_some() {
+            for (i, sums) in sums[..blocks].iter_mut().enumerate() {
+                for (j, sums) in sums.iter_mut().enumerate() {
+                    *sums = sum_pairs::<U>(acts, d_at + i * height + j);
+                }
+            }
+        }
         if form::<U>() == Form::Unsigned {
             return Self {
                 q,
@@ -221,37 +246,40 @@ impl<'a> Tokens<'a> {
                 next: Some(next),
                 d,
                 d_step,
+                sums,
             };
         }
         let bytes = UNIT * registers::<U>();
         let units = blocks * BLOCK256 / UNIT;
-        for (u, out) in room.q.chunks_exact_mut(N * bytes).take(units).enumerate() {
+        for (u, out) in room.q.chunks_exact_mut(FEW * bytes).take(units).enumerate() {
             let q = &q[u * q_step..];
-            fetch(q, next, N * UNIT);
-            prepare::<U>(&q[..N * UNIT], out);
+            fetch(q, next, FEW * UNIT);
+            prepare::<U>(&q[..FEW * UNIT], out);
         }
         Self {
             q: &room.q,
-            q_step: N * bytes,
+            q_step: FEW * bytes,
             next: None,
             d,
             d_step,
+            sums,
         }
     }
 
     #[inline(always)]
-    fn d<const N: usize>(&self, b: usize) -> &'a [f32] {
-        &self.d[b * self.d_step..][..N]
+    fn d(&self, b: usize) -> &'a [f32; FEW] {
+        let d = &self.d[b * self.d_step..][..FEW];
+        d.try_into().expect("a scale a token")
     }
 
-    /// A unit of `N` tokens.
+    /// A unit of the set.
     #[inline(always)]
-    fn unit<U: Codes, const N: usize>(&self, u: usize) -> &'a [i8] {
+    fn unit<U: Codes>(&self, u: usize) -> &'a [i8] {
         let q = &self.q[u * self.q_step..];
         if let Some(next) = self.next {
-            fetch(q, next, N * UNIT);
+            fetch(q, next, FEW * UNIT);
         }
-        &q[..N * UNIT * registers::<U>()]
+        &q[..FEW * UNIT * registers::<U>()]
     }
 }
 
@@ -296,8 +324,8 @@ fn store(x: __m256i, out: &mut [i8]) {
 /// side are a third faster.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-pub(super) fn in_order<const N: usize>(sums: &mut [__m256i; N]) {
-    for sum in sums {
+pub(super) fn in_order(sums: &mut Sums<__m256i>) {
+    for sum in sums.as_flattened_mut() {
         // SAFETY: no instruction at all.
         unsafe {
             std::arch::asm!(
@@ -309,24 +337,26 @@ pub(super) fn in_order<const N: usize>(sums: &mut [__m256i; N]) {
     }
 }
 
-/// Adds a run's products, times a scale (twice a lane) for each `8 / scale.len()` groups. `a` is a unit of the tokens, the run
-/// begins at byte `at` of each token's.
+/// Adds a run's products, times a scale (twice a lane) for each `8 / SCALES` groups. `a` is a unit of the set, the run begins at
+/// byte `at` of each token's.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn add_run<U: Codes, const N: usize, const SCALES: usize>(
-    total: &mut [__m256i; N],
-    (q, start): (&[__m256i], &[__m256i]),
+fn add_run<U: Codes, const SCALES: usize>(
+    total: &mut Sums<__m256i>,
+    halves: [Half<'_>; 2],
     (a, at): (&[i8], usize),
-    scale: [__m256i; SCALES],
+    scales: &[[__m256i; 2]],
 ) {
     let next = UNIT * registers::<U>();
     if form::<U>() == Form::Wide {
         each_group!(|g| {
             for odd in 0..2 {
-                let w = q[2 * g + odd];
-                for j in 0..N {
+                for j in 0..FEW {
                     let a = group(&a[j * next + at..], 8 * odd + g);
-                    total[j] = _mm256_add_epi32(total[j], _mm256_madd_epi16(w, a));
+                    for half in 0..2 {
+                        let products = _mm256_madd_epi16(halves[half].0[2 * g + odd], a);
+                        total[half][j] = _mm256_add_epi32(total[half][j], products);
+                    }
                 }
                 in_order(total);
             }
@@ -334,62 +364,38 @@ fn add_run<U: Codes, const N: usize, const SCALES: usize>(
         return;
     }
     let a_sum = groups_a_sum::<U>().min(8 / SCALES);
-    let mut words = [_mm256_setzero_si256(); N];
+    let mut words = [[_mm256_setzero_si256(); FEW]; 2];
     each_group!(|g| {
         let first = g.is_multiple_of(a_sum);
-        if first && form::<U>() == Form::Signed {
-            words = [start[g / groups_a_sum::<U>()]; N];
-        }
-        for j in 0..N {
+        for j in 0..FEW {
             let a = group(&a[j * next + at..], g);
-            let products = if form::<U>() == Form::Signed {
-                _mm256_maddubs_epi16(a, q[g])
-            } else {
-                _mm256_maddubs_epi16(q[g], a)
-            };
-            words[j] = if first && form::<U>() == Form::Unsigned {
-                products
-            } else {
-                _mm256_add_epi16(words[j], products)
-            };
+            for half in 0..2 {
+                let (q, start) = halves[half];
+                let word = &mut words[half][j];
+                *word = match form::<U>() {
+                    Form::Signed => {
+                        let before = if first {
+                            start[g / groups_a_sum::<U>()]
+                        } else {
+                            *word
+                        };
+                        _mm256_add_epi16(before, _mm256_maddubs_epi16(a, q[g]))
+                    }
+                    _ if first => _mm256_maddubs_epi16(q[g], a),
+                    _ => _mm256_add_epi16(*word, _mm256_maddubs_epi16(q[g], a)),
+                };
+            }
         }
         in_order(&mut words);
         if (g + 1).is_multiple_of(a_sum) {
-            for j in 0..N {
-                let scaled = _mm256_madd_epi16(words[j], scale[g * SCALES / 8]);
-                total[j] = _mm256_add_epi32(total[j], scaled);
+            for half in 0..2 {
+                for j in 0..FEW {
+                    let scaled = _mm256_madd_epi16(words[half][j], scales[g * SCALES / 8][half]);
+                    total[half][j] = _mm256_add_epi32(total[half][j], scaled);
+                }
             }
         }
     });
-}
-
-/// Tokens a pass over a chunk.
-const TOKENS: usize = crate::acts::FEW;
-
-/// Calls with the largest N of 4, 2, 1 until all tokens are done.
-macro_rules! by_tokens {
-    ($tokens:expr, |$t:ident, $n:ident| $call:expr) => {{
-        let mut $t = 0;
-        while $t < $tokens {
-            match $tokens - $t {
-                TOKENS.. => {
-                    const $n: usize = TOKENS;
-                    $call;
-                    $t += $n;
-                }
-                2.. => {
-                    const $n: usize = 2;
-                    $call;
-                    $t += $n;
-                }
-                _ => {
-                    const $n: usize = 1;
-                    $call;
-                    $t += $n;
-                }
-            }
-        }
-    }};
 }
 
 /// A super-block of a tile of a `Block256` format, but for its codes.
@@ -464,7 +470,63 @@ impl Chunk256 {
             }
         }
     }
+
+    /// Adds the products of super-block `i` of the chunk with a set of tokens.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    fn multiply<U: Unpack256>(&self, i: usize, tokens: &Tokens<'_>, sums: &mut Sums<__m256>) {
+        let block = &self.blocks[i];
+        let mut total = [[_mm256_setzero_si256(); FEW]; 2];
+        for two_runs in 0..4 {
+            let a = tokens.unit::<U>(4 * i + two_runs);
+            for odd in 0..2 {
+                let run = 2 * two_runs + odd;
+                let a = (a, odd * 32 * registers::<U>());
+                let halves = self.q.of::<U>(8 * i + run);
+                if U::SUB32 {
+                    add_run::<U, 1>(&mut total, halves, a, &block.scale[run..][..1]);
+                } else {
+                    add_run::<U, 2>(&mut total, halves, a, &block.scale[2 * run..][..2]);
+                }
+            }
+        }
+        let d = tokens.d(i);
+        for half in 0..2 {
+            for j in 0..FEW {
+                let scale = _mm256_mul_ps(block.d[half], _mm256_set1_ps(d[j]));
+                let total = _mm256_cvtepi32_ps(total[half][j]);
+                sums[half][j] = _mm256_fmadd_ps(total, scale, sums[half][j]);
+            }
+        }
+        if U::DMIN.is_none() {
+            return;
+        }
+        let mut mins = [[_mm256_setzero_si256(); FEW]; 2];
+        for (p, pair) in block.min[..pairs::<U>()].iter().enumerate() {
+            for j in 0..FEW {
+                let of_pair = _mm256_set1_epi32(tokens.sums[i][j][p]);
+                for half in 0..2 {
+                    let products = _mm256_madd_epi16(pair[half], of_pair);
+                    mins[half][j] = _mm256_add_epi32(mins[half][j], products);
+                }
+            }
+        }
+        for half in 0..2 {
+            for j in 0..FEW {
+                let scale = _mm256_mul_ps(block.dmin[half], _mm256_set1_ps(d[j]));
+                let mins = _mm256_cvtepi32_ps(mins[half][j]);
+                sums[half][j] = _mm256_fnmadd_ps(mins, scale, sums[half][j]);
+            }
+        }
+    }
 }
+
+/// Sets of [`FEW`] tokens, at most, that a chunk is multiplied with once it is unpacked: their sums over the chunks stay in the first-level
+/// cache.
+const SETS: usize = 16;
+
+/// Bytes of activations that stay in the second-level cache while tile after tile is multiplied with them.
+const TOKENS_BYTES: usize = 384 << 10;
 
 /// Tiles of a `Block256` format.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -479,81 +541,41 @@ pub(super) fn tiles256<U: Unpack256>(
     }
     let mut chunk = Chunk256::new();
     let mut room = Room::ZERO;
-    for tile in tiles {
-        let mut blocks = Blocks::<U>::new(w, tile);
-        let out = Out::new(w, tile, out);
-        for first in (0..w.blocks()).step_by(CHUNK256) {
-            let n = CHUNK256.min(w.blocks() - first);
-            for i in 0..n {
-                chunk.unpack::<U>(i, blocks.block(first + i));
+    let zero = [[_mm256_setzero_ps(); FEW]; 2];
+    let mut totals = [zero; SETS];
+    let together = FEW * (TOKENS_BYTES / (FEW * acts.k())).clamp(1, SETS);
+    for first_token in (0..acts.tokens()).step_by(together) {
+        let end = acts.tokens().min(first_token + together);
+        let sets = (first_token..end).step_by(FEW);
+        for tile in tiles.clone() {
+            let mut blocks = Blocks::<U>::new(w, tile);
+            let out = Out::new(w, tile, out);
+            for first in (0..w.blocks()).step_by(CHUNK256) {
+                let n = CHUNK256.min(w.blocks() - first);
+                for i in 0..n {
+                    chunk.unpack::<U>(i, blocks.block(first + i));
+                }
+                for (t, total) in sets.clone().zip(&mut totals) {
+                    let tokens = Tokens::new::<U>(acts, t, first, n, &mut room);
+                    let mut sums = zero;
+                    for i in 0..n {
+                        chunk.multiply::<U>(i, &tokens, &mut sums);
+                    }
+                    if first == 0 {
+                        *total = sums;
+                        continue;
+                    }
+                    let total = total.as_flattened_mut().iter_mut();
+                    for (total, sum) in total.zip(sums.as_flattened()) {
+                        *total = _mm256_add_ps(*total, *sum);
+                    }
+                }
             }
-            by_tokens!(acts.tokens(), |t, N| {
-                out.fetch::<N>(t);
-                let tokens = Tokens::new::<U, N>(acts, t, first, n, &mut room);
-                let mut sums = [[[0; 8]; N]; CHUNK256];
-                if U::DMIN.is_some() {
-                    let d_base = array!([0; N], |j| acts.d_at(t + j, first));
-                    for (i, sums) in sums[..n].iter_mut().enumerate() {
-                        for (j, sums) in sums.iter_mut().enumerate() {
-                            *sums = sum_pairs::<U>(acts, d_base[j] + i * acts.height());
-                        }
-                    }
+            for (t, [low, high]) in sets.clone().zip(&totals) {
+                for (j, t) in (t..end.min(t + FEW)).enumerate() {
+                    out.put(t, true, [[low[j]], [high[j]]]);
                 }
-                let mut acc = [[_mm256_setzero_ps(); N]; 2];
-                for (half, acc) in acc.iter_mut().enumerate() {
-                    for (i, sums) in sums[..n].iter().enumerate() {
-                        *acc = tokens256::<U, N>(&chunk, half, i, &tokens, sums, *acc);
-                    }
-                }
-                out.put(t, first == 0, acc);
-            });
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn tokens256<U: Unpack256, const N: usize>(
-    chunk: &Chunk256,
-    half: usize,
-    i: usize,
-    tokens: &Tokens<'_>,
-    sums: &[[i32; 8]; N],
-    mut acc: [__m256; N],
-) -> [__m256; N] {
-    let block = &chunk.blocks[i];
-    let mut total = [_mm256_setzero_si256(); N];
-    for two_runs in 0..4 {
-        let a = tokens.unit::<U, N>(4 * i + two_runs);
-        for odd in 0..2 {
-            let run = 2 * two_runs + odd;
-            let w = chunk.q.of::<U>(8 * i + run, half);
-            let a = (a, odd * 32 * registers::<U>());
-            if U::SUB32 {
-                add_run::<U, N, 1>(&mut total, w, a, [block.scale[run][half]]);
-            } else {
-                let scale = [block.scale[2 * run][half], block.scale[2 * run + 1][half]];
-                add_run::<U, N, 2>(&mut total, w, a, scale);
             }
         }
     }
-    for j in 0..N {
-        let scale = _mm256_mul_ps(block.d[half], _mm256_set1_ps(tokens.d::<N>(i)[j]));
-        acc[j] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total[j]), scale, acc[j]);
-    }
-    if U::DMIN.is_none() {
-        return acc;
-    }
-    let mut mins = [_mm256_setzero_si256(); N];
-    for (p, pair) in block.min[..pairs::<U>()].iter().enumerate() {
-        for j in 0..N {
-            let products = _mm256_madd_epi16(pair[half], _mm256_set1_epi32(sums[j][p]));
-            mins[j] = _mm256_add_epi32(mins[j], products);
-        }
-    }
-    for j in 0..N {
-        let scale = _mm256_mul_ps(block.dmin[half], _mm256_set1_ps(tokens.d::<N>(i)[j]));
-        acc[j] = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(mins[j]), scale, acc[j]);
-    }
-    acc
 }

@@ -10,6 +10,7 @@
     reason = "rows, halves and tokens of several arrays at once"
 )]
 
+use super::avx2::{Sums, in_order};
 use super::gemv256::{Blocks, Out, ahead, bias, code, group, groups_a_sum, halves, scales};
 use super::sets::{Set, Sets};
 use super::unpacked::CHUNK32;
@@ -23,9 +24,6 @@ use std::ops::Range;
 
 /// Sets of [`FEW`] tokens that a block is multiplied with once it is unpacked.
 const SETS: usize = 8;
-
-/// What a set's products with a tile sum up to: `[half][token]`, 8 rows a register.
-type Sums<T> = [[T; FEW]; 2];
 
 /// A tile's block, `R` registers a half: what its products with the first set leave for those with the others.
 struct Weights<const R: usize> {
@@ -241,14 +239,5 @@ impl<const R: usize> Weights<R> {
             in_order(&mut dot);
         });
         dot
-    }
-}
-
-/// Keeps the order of the source at this place, as in `avx2`.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn in_order(sums: &mut Sums<__m256i>) {
-    for sums in sums {
-        super::avx2::in_order(sums);
     }
 }

@@ -5,8 +5,8 @@
 //! | kernel | for | idea |
 //! |---|---|---|
 //! | `scalar` | any processor | the definition itself, row by row |
-//! | `avx2` | super-blocks | `vpmaddubsw` on 8 rows a register, 16-bit sums for as long as they fit, 4 tokens a pass over unpacked weights |
-//! | `avx2_32` | blocks of 32 | the same with both halves of a tile, block by block |
+//! | `avx2` | super-blocks | `vpmaddubsw` on 8 rows a register, 16-bit sums for as long as they fit, both halves of a tile and 4 tokens a pass over unpacked weights |
+//! | `avx2_32` | blocks of 32 | the same, block by block, which are unpacked on the way through the first tokens' products |
 //! | `gemv256` | up to 4 tokens, of blocks of 32 up to 3 | the same, weights unpacked in registers |
 //! | `avx512` | quantised | `vpdpbusd` on 16 rows a register, up to 8 tokens a pass over unpacked weights |
 //! | `gemv512` | quantised, up to 8 tokens | the same, weights unpacked in registers; of blocks of 32 four tokens side by side, from 4 on |

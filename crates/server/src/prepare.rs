@@ -199,8 +199,47 @@ fn tokens_max(form: Form, fields: Fields<'_>) -> Result<Option<usize>, ApiError>
     Ok(None)
 }
 
-/// What the answer has to follow, and which field says so.
-fn rule(form: Form, fields: Fields<'_>) -> Result<Option<(&'static str, Rule)>, ApiError> {
+/// A rule, and the field that says it.
+type Named = (&'static str, Rule);
+
+/// What the answer has to follow. Of two rules one would not be followed, so there can be one.
+fn rule(form: Form, fields: Fields<'_>) -> Result<Option<Named>, ApiError> {
+    let mut rules = Vec::new();
+    rules.extend(format(form, fields)?);
+    for name in ["json_schema", "guided_json"] {
+        match fields.get(name) {
+            None => {}
+            // As a text, too.
+            Some(Value::String(text)) => {
+                let schema = serde_json::from_str(text)
+                    .map_err(|e| ApiError::field(name, format!("'{name}' is not JSON: {e}")))?;
+                rules.push((name, Rule::Schema(schema)));
+            }
+            Some(schema) => rules.push((name, schema_rule(name, schema)?)),
+        }
+    }
+    if let Some(regex) = fields.text("guided_regex")? {
+        rules.push(("guided_regex", Rule::Regex(regex.to_owned())));
+    }
+    for name in ["grammar", "guided_grammar"] {
+        match fields.text(name)? {
+            None | Some("") => {}
+            Some(grammar) if grammar.contains("::=") => {
+                let message = format!("'{name}': expected a grammar in Lark, not in GBNF");
+                return Err(ApiError::unsupported(name, message));
+            }
+            Some(grammar) => rules.push((name, Rule::Lark(grammar.to_owned()))),
+        }
+    }
+    if let [(first, _), (second, _), ..] = rules[..] {
+        let message = format!("'{second}': the answer has to follow '{first}' already");
+        return Err(ApiError::unsupported(second, message));
+    }
+    Ok(rules.pop())
+}
+
+/// The rule of the API's own field for it.
+fn format(form: Form, fields: Fields<'_>) -> Result<Option<Named>, ApiError> {
     let (name, format) = match form {
         Form::Responses => {
             let text = fields.object("text")?;
@@ -218,37 +257,8 @@ fn rule(form: Form, fields: Fields<'_>) -> Result<Option<(&'static str, Rule)>, 
         }
         Form::Chat | Form::Text => ("response_format", fields.object("response_format")?),
     };
-    if let Some(format) = format
-        && let Some(rule) = format_rule(name, format)?
-    {
-        return Ok(Some((name, rule)));
-    }
-    for name in ["json_schema", "guided_json"] {
-        match fields.get(name) {
-            None => {}
-            // As a text, too.
-            Some(Value::String(text)) => {
-                let schema = serde_json::from_str(text)
-                    .map_err(|e| ApiError::field(name, format!("'{name}' is not JSON: {e}")))?;
-                return Ok(Some((name, Rule::Schema(schema))));
-            }
-            Some(schema) => return Ok(Some((name, schema_rule(name, schema)?))),
-        }
-    }
-    if let Some(regex) = fields.text("guided_regex")? {
-        return Ok(Some(("guided_regex", Rule::Regex(regex.to_owned()))));
-    }
-    for name in ["grammar", "guided_grammar"] {
-        match fields.text(name)? {
-            None | Some("") => {}
-            Some(grammar) if grammar.contains("::=") => {
-                let message = format!("'{name}': expected a grammar in Lark, not in GBNF");
-                return Err(ApiError::unsupported(name, message));
-            }
-            Some(grammar) => return Ok(Some((name, Rule::Lark(grammar.to_owned())))),
-        }
-    }
-    Ok(None)
+    let rule = format.map(|format| format_rule(name, format)).transpose()?;
+    Ok(rule.flatten().map(|rule| (name, rule)))
 }
 
 fn format_rule(name: &str, format: Fields<'_>) -> Result<Option<Rule>, ApiError> {

@@ -181,6 +181,12 @@ fn answers_follow_schemas_and_grammars() {
             .error(400);
         assert_eq!(error["param"], key, "{error}");
     }
+    // Of two rules one would not be followed.
+    let two = json!({"prompt": "a", "guided_regex": "a", "grammar": "start: \"b\""});
+    let error = server.client.post(TEXT, &two).error(400);
+    assert_eq!(error["param"], "grammar", "{error}");
+    let one = json!({"response_format": {"type": "text"}, "guided_regex": "b"});
+    assert_eq!(text(one), "b");
     assert_eq!(
         text(json!({})),
         "defghijklmnopqrstuvwxyz",

@@ -1,8 +1,9 @@
 //! What can be asked on the command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::bench::BenchArgs;
 use crate::commands::chat::ChatArgs;
@@ -78,10 +79,61 @@ pub enum Command {
     Man(ManArgs),
 }
 
+impl Cli {
+    /// Reads a command line; help and errors end the process.
+    pub fn read(words: Vec<OsString>) -> Self {
+        Self::try_read(words).unwrap_or_else(|error| error.exit())
+    }
+
+    fn try_read(words: Vec<OsString>) -> Result<Self, clap::Error> {
+        let mut command = with_negative_values(Self::command());
+        let matches = command.try_get_matches_from_mut(words)?;
+        Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+    }
+}
+
+/// A negative number behind a flag that takes a value is its value, so that it is told why it will not do, and not a flag that nobody knows.
+fn with_negative_values(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| {
+        let takes = arg.get_long().is_some() && arg.get_action().takes_values();
+        if takes {
+            arg.allow_negative_numbers(true)
+        } else {
+            arg
+        }
+    });
+    command.mut_subcommands(with_negative_values)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
+
+    #[test]
+    fn a_negative_number_is_the_value_of_the_flag_before_it() {
+        let told = |words: &[&str]| {
+            let words = words.iter().map(OsString::from).collect();
+            Cli::try_read(words).unwrap_err().to_string()
+        };
+        for flag in ["--predict", "-n", "--threads", "--seed", "--ubatch"] {
+            let error = told(&["spillgate", "run", "m", "hi", flag, "-1"]);
+            assert!(error.contains("invalid value '-1' for '"), "{error}");
+        }
+        let error = told(&["spillgate", "eval", "logits", "m", "--top", "-1"]);
+        assert!(error.contains("invalid value '-1' for '--top"), "{error}");
+        let error = told(&["spillgate", "run", "m", "-1"]);
+        assert!(error.contains("unexpected argument '-1'"), "{error}");
+        let words = [
+            "spillgate",
+            "run",
+            "m",
+            "--temp",
+            "-0.5",
+            "--logit-bias",
+            "5=-1",
+        ];
+        Cli::try_read(words.iter().map(OsString::from).collect()).unwrap();
+    }
 
     #[test]
     fn the_flags_are_consistent() {

@@ -83,6 +83,7 @@ fn put_in(mut typed: Vec<OsString>, text: &str, path: &Path) -> Result<Vec<OsStr
         .parse()
         .with_context(|| format!("cannot understand {}", path.display()))?;
     let cli = Cli::command();
+    let at = command_at(&typed);
     for (section, keys) in &table {
         let wrong = |what: String| {
             let hint = "a section is a command, a key one of its flags: 'spillgate COMMAND --help'";
@@ -94,10 +95,6 @@ fn put_in(mut typed: Vec<OsString>, text: &str, path: &Path) -> Result<Vec<OsStr
         let Value::Table(keys) = keys else {
             return Err(wrong(format!("'{section}' is no section")).into());
         };
-        let at = typed
-            .iter()
-            .skip(1)
-            .position(|word| word == section.as_str());
         let mut words = Vec::new();
         for (key, value) in keys {
             let flag = command
@@ -110,12 +107,28 @@ fn put_in(mut typed: Vec<OsString>, text: &str, path: &Path) -> Result<Vec<OsStr
             said(key, value, takes_value, &mut words)
                 .map_err(|what| wrong(format!("'{section}', '{key}': {what}")))?;
         }
-        if let Some(at) = at {
-            // Beyond the name of the program, and that of the command.
-            typed.splice(at + 2..at + 2, words);
+        if let Some(at) = at.filter(|&at| typed[at] == section.as_str()) {
+            typed.splice(at + 1..at + 1, words);
         }
     }
     Ok(typed)
+}
+
+/// Where the command's name is: the first word that is no flag, and no flag's value.
+fn command_at(typed: &[OsString]) -> Option<usize> {
+    let mut rest = typed.iter().enumerate().skip(1);
+    while let Some((at, word)) = rest.next() {
+        match word.to_str() {
+            Some("--") => return None,
+            // The only one that stands before a command and takes a value.
+            Some("--config") => {
+                rest.next();
+            }
+            Some(flag) if flag.starts_with('-') => {}
+            _ => return Some(at),
+        }
+    }
+    None
 }
 
 /// What one would type for a value.
@@ -185,8 +198,14 @@ mod tests {
         let cli = Cli::try_parse_from(&words).unwrap();
         let shown = format!("{cli:?}");
         assert!(shown.contains("port: 1,"), "what is typed wins: {shown}");
-        let other = ["spillgate", "info", "m"];
-        assert_eq!(line(&other, FILE).unwrap(), other);
+        // A section is of a command, not of a model, a prompt or a file of that name.
+        for other in [
+            &["spillgate", "info", "m"][..],
+            &["spillgate", "info", "serve"],
+            &["spillgate", "--config", "serve", "tokenize", "m", "run"],
+        ] {
+            assert_eq!(line(other, FILE).unwrap(), other);
+        }
     }
 
     #[test]

@@ -8,6 +8,18 @@ use engine::session::{Session, SessionFileError};
 
 use crate::failure::Advised;
 
+/// Refuses a file that could not be written in the end, before anything is computed.
+pub fn check(path: Option<&Path>) -> Result<()> {
+    let folder = path.and_then(Path::parent);
+    match folder.filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        None => Ok(()),
+        Some(folder) => {
+            let what = format!("--session: there is no folder {}", folder.display());
+            Err(Advised::new(what, "make it first, or name a file elsewhere").into())
+        }
+    }
+}
+
 /// Continues from a file, if one is asked for and exists.
 pub fn restore(generator: &mut Generator<'_, Session<'_>>, path: Option<&Path>) -> Result<()> {
     let Some(path) = path.filter(|path| path.exists()) else {

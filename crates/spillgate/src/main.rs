@@ -23,12 +23,11 @@ mod settings;
 use std::env;
 use std::process::ExitCode;
 
-use clap::Parser;
 use tracing_subscriber::filter::LevelFilter as Level;
 
 fn main() -> ExitCode {
     let cli = match config::arguments(env::args_os().collect()) {
-        Ok(words) => cli::Cli::parse_from(words),
+        Ok(words) => cli::Cli::read(words),
         Err(error) => return failure::report(&error),
     };
     let level = match cli.common.verbose {

@@ -393,6 +393,9 @@ pub fn asked(flags: &ContextFlags, need: Need) -> Result<Asked> {
     })
 }
 
+/// Threads at most. No machine has more cores, and a system that has no room for a thread's stack may end the process.
+const THREADS_MAX: usize = 1024;
+
 /// Tokens of a chunk that nobody asked for, at most.
 pub const UBATCH_GROWN_MAX: u64 = 4096;
 
@@ -539,12 +542,23 @@ fn load_model(path: &Path, file: &GgufFile, options: &LoadOptions) -> Result<(Mo
 }
 
 pub fn load_options(flags: &MachineFlags) -> Result<LoadOptions> {
-    if flags.threads == Some(0) {
-        return Err(Advised::new("--threads 0", "leave it out to use every physical core").into());
-    }
-    if flags.pool_workers == Some(0) {
-        let hint = "--cpu-share off has the CPU compute no experts";
-        return Err(Advised::new("--pool-workers 0", hint).into());
+    let some = [
+        (
+            "--threads",
+            flags.threads,
+            "leave it out to use every physical core",
+        ),
+        (
+            "--pool-workers",
+            flags.pool_workers,
+            "--cpu-share off has the CPU compute no experts",
+        ),
+    ];
+    for (flag, threads, hint) in some {
+        if let Some(n) = threads.filter(|n| !(1..=THREADS_MAX).contains(n)) {
+            let what = format!("{flag} {n}: expected 1 to {THREADS_MAX}");
+            return Err(Advised::new(what, hint).into());
+        }
     }
     Ok(LoadOptions {
         pool_workers: flags.pool_workers,

@@ -50,6 +50,47 @@ fn an_error_says_what_to_do_and_is_no_success() {
 }
 
 #[test]
+fn what_cannot_end_well_is_refused_before_it_begins() {
+    let Some(model) = smollm2("what_cannot_end_well_is_refused_before_it_begins") else {
+        return;
+    };
+    let model = path(&model);
+    let folder = tempfile::tempdir().unwrap();
+    let ids = folder.path().join("ids");
+    std::fs::write(&ids, "\n\n").unwrap();
+    let session = folder.path().join("none/session");
+    for (args, part) in [
+        (&["run", model, "hi", "-t", "100000"][..], "1 to 1024"),
+        (
+            &["run", model, "hi", "--pool-workers", "100000"],
+            "1 to 1024",
+        ),
+        (
+            &["run", model, "hi", "--session", path(&session)],
+            "no folder",
+        ),
+        (&["run", model], "stdin is empty"),
+        (&["run", model, "-f", path(&ids)], "is empty"),
+        (
+            &["eval", "logits", model, "--hash", "--tokens", path(&ids)],
+            "no token ids",
+        ),
+        (&["info", path(folder.path())], "is a folder"),
+    ] {
+        let output = spillgate(args);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {text}");
+        assert!(
+            output.stdout.is_empty() && text.contains(part),
+            "{args:?}: {text}"
+        );
+        assert!(text.contains("\nhint: "), "{args:?}: {text}");
+    }
+    let many = ["bench", model, "-p", "1", "-n", "0", "-r", "100000000000"];
+    assert_eq!(spillgate(&many).status.code(), Some(2));
+}
+
+#[test]
 fn help_has_examples_for_every_command() {
     for command in [
         "pull",

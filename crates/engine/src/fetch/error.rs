@@ -15,6 +15,14 @@ pub enum FetchError {
         /// The names that are known.
         known: String,
     },
+    /// The argument is the path of something that holds no model.
+    #[error("{path} is {what}, and a model is a file", path = path.display())]
+    NoFile {
+        /// What was asked for.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
     /// `hf:` is followed by something that is not OWNER/REPO/FILE.gguf.
     #[error("'{spec}' is not hf:OWNER/REPO/FILE.gguf: {why}")]
     HubName {
@@ -137,7 +145,7 @@ impl FetchError {
     /// What the user can do about it, where that is known.
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
-            Self::UnknownModel { .. } => {
+            Self::UnknownModel { .. } | Self::NoFile { .. } => {
                 "give the path of a GGUF file, a known name, or hf:OWNER/REPO/FILE.gguf"
             }
             Self::HubName { .. } => {

@@ -19,6 +19,7 @@ mod sha256;
 mod wheel;
 
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 pub use error::FetchError;
@@ -58,7 +59,8 @@ pub enum Source {
 /// Says what a model argument means: an existing file first, then a known name, then `hf:`.
 pub fn resolve(model: &str) -> Result<Source, FetchError> {
     let path = Path::new(model);
-    if path.is_file() {
+    let found = fs::metadata(path);
+    if found.as_ref().is_ok_and(fs::Metadata::is_file) {
         return Ok(Source::Path(path.to_path_buf()));
     }
     if let Some(known) = known_model(model) {
@@ -66,6 +68,22 @@ pub fn resolve(model: &str) -> Result<Source, FetchError> {
     }
     if model.starts_with("hf:") {
         return HubFile::parse(model).map(Source::Hub);
+    }
+    match found {
+        Ok(found) => {
+            return Err(FetchError::NoFile {
+                path: path.to_path_buf(),
+                what: if found.is_dir() {
+                    "a folder"
+                } else {
+                    "no file"
+                },
+            });
+        }
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            return Err(FetchError::io("look for it", path, error));
+        }
+        Err(_) => {}
     }
     let known: Vec<&str> = KNOWN_MODELS.iter().map(|m| m.name).collect();
     Err(FetchError::UnknownModel {

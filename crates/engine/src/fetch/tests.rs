@@ -68,6 +68,14 @@ fn arguments_are_told_apart() {
         resolve("hf:a/c.gguf"),
         Err(FetchError::HubName { .. })
     ));
+    // What is there and no file is not said to be unknown.
+    let folder = dir.path().to_str().unwrap();
+    let error = resolve(folder).unwrap_err();
+    assert!(error.to_string().contains("is a folder"), "{error}");
+    if cfg!(unix) {
+        let error = resolve("/dev/null").unwrap_err();
+        assert!(error.to_string().contains("is no file"), "{error}");
+    }
     let error = resolve("smolllm2").unwrap_err();
     assert!(error.to_string().contains("gemma3-270m"), "{error}");
     assert!(error.hint().is_some());

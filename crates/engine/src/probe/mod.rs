@@ -197,8 +197,10 @@ impl Settings {
 
 /// The profile of this machine for a model: the cached one, or measured now.
 ///
+/// A cache that cannot be written is told of, and is no failure.
+///
 /// # Errors
-/// If the user interrupts, memory or threads are refused, or the cache cannot be written.
+/// If the user interrupts, or memory or threads are refused.
 pub fn profile(
     subject: &Subject,
     settings: &Settings,
@@ -211,7 +213,6 @@ pub fn profile(
     {
         return Ok(old.clone());
     }
-    let dir = settings.dir()?;
     let new = measure(subject, settings, progress)?;
     progress.finish();
     let profile = match old.filter(|old| old.key == new.key) {
@@ -229,7 +230,12 @@ pub fn profile(
     for note in doubts(&profile) {
         progress.note(&note);
     }
-    cache::store(&dir, &profile)?;
+    let kept = settings.dir().and_then(|dir| cache::store(&dir, &profile));
+    if let Err(error) = kept {
+        progress.note(&format!(
+            "this is not kept, and will be measured again: {error}"
+        ));
+    }
     Ok(profile)
 }
 

@@ -155,6 +155,17 @@ fn a_damaged_cache_is_measured_anew_with_a_warning() {
 }
 
 #[test]
+fn what_cannot_be_kept_is_measured_all_the_same() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let (subject, settings) = (tiny(), settings(&file.path().join("below")));
+    let mut log = Log::default();
+    let measured = profile(&subject, &settings, Reuse::Cached, &mut log).unwrap();
+    assert_eq!(measured.source, profile::Source::Measured);
+    let told = log.notes.iter().filter(|note| note.contains("is not kept"));
+    assert_eq!(told.count(), 1, "{:?}", log.notes);
+}
+
+#[test]
 fn what_there_is_no_time_for_is_a_labelled_guess_and_replaces_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let subject = tiny();

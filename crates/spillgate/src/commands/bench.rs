@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use engine::model::Model;
 use engine::plan::session::{self, DeviceTaken, Taken};
 use engine::session::{Session, Verdict, Wanted};
@@ -21,6 +22,9 @@ use crate::{experts, interrupt, profiles, settings};
 
 /// Untimed decode steps before a case: caches are warm and threads awake then.
 pub const WARM_UP_STEPS: usize = 4;
+
+/// Times that a case is measured at most: their results are kept until the end.
+const REPETITIONS_MAX: u64 = 100_000;
 
 /// Measures tokens a second
 ///
@@ -96,7 +100,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FLAGS", value_parser = servings::Way::read, allow_hyphen_values = true, conflicts_with_all = ["tails", "place", "fill_kv"])]
     pub serve: Vec<servings::Way>,
     /// Times that each case is measured
-    #[arg(short, long, value_name = "N", default_value_t = 5)]
+    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = RangedU64ValueParser::<usize>::new().range(0..=REPETITIONS_MAX))]
     pub repetitions: usize,
     #[command(flatten)]
     pub context: ContextFlags,

@@ -56,6 +56,7 @@ pub fn run(args: &ChatArgs, common: &Common) -> Result<()> {
         )
         .into());
     }
+    kept::check(args.generation.session.as_deref())?;
     let loaded = settings::open(&args.model, &args.machine)?.load(&args.context, Need::Chosen)?;
     let params = settings::sampler_params(&args.sampling, &loaded.tokenizer)?;
     let system = args.generation.system.as_deref();

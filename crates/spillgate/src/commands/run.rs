@@ -111,6 +111,7 @@ impl Figures {
 
 pub fn run(args: &RunArgs, common: &Common) -> Result<()> {
     let prompt = prompt(args)?;
+    kept::check(args.generation.session.as_deref())?;
     let loaded = settings::open(&args.model, &args.machine)?.load(&args.context, Need::Chosen)?;
     let mut sampler = Sampler::new(
         settings::sampler_params(&args.sampling, &loaded.tokenizer)?,
@@ -191,8 +192,9 @@ fn prompt(args: &RunArgs) -> Result<String> {
         return Ok(prompt.clone());
     }
     if let Some(file) = &args.file {
-        return std::fs::read_to_string(file)
-            .with_context(|| format!("cannot read {}", file.display()));
+        let text = std::fs::read_to_string(file)
+            .with_context(|| format!("cannot read {}", file.display()))?;
+        return some(text, &file.display().to_string());
     }
     if io::stdin().is_terminal() {
         return Err(Advised::new(
@@ -206,5 +208,14 @@ fn prompt(args: &RunArgs) -> Result<String> {
         .lock()
         .read_to_string(&mut text)
         .context("cannot read the prompt from stdin")?;
+    some(text, "stdin")
+}
+
+/// A file with nothing in it, or an stdin that nobody writes to, is rather a mistake than a prompt.
+fn some(text: String, from: &str) -> Result<String> {
+    if text.trim().is_empty() {
+        let hint = "give one as an argument, with -f FILE, or on stdin";
+        return Err(Advised::new(format!("there is no prompt: {from} is empty"), hint).into());
+    }
     Ok(text)
 }

@@ -54,6 +54,10 @@ pub fn run(args: &LogitsArgs, common: &Common) -> Result<()> {
     }
     let opened = settings::open(&args.model, &args.machine)?;
     let texts = read_token_lines(&args.tokens, opened.config.n_vocab)?;
+    if texts.is_empty() {
+        let what = format!("{} has no token ids", args.tokens.display());
+        return Err(Advised::new(what, "'spillgate tokenize' writes them, a line a text").into());
+    }
     let loaded = opened.load(&args.context, need(&texts))?;
     let mut hash = LogitsHash::default();
     let memory = each_position(

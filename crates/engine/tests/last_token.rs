@@ -5,7 +5,6 @@ mod common;
 
 use std::ops::ControlFlow;
 
-use engine::gpu::Gpu;
 use engine::model::{ComputeDevice, Contents, LoadOptions, Model};
 use engine::session::{KvType, Session, SessionOptions, Wanted};
 use engine::synth::Recipe;
@@ -124,15 +123,10 @@ fn the_last_token_alone_has_the_same_logits() {
 
 #[test]
 fn the_last_token_alone_has_the_same_logits_on_a_gpu() {
-    let gpu = match Gpu::first() {
-        Ok(Some(gpu)) => gpu,
-        Ok(None) => {
-            let test = "the_last_token_alone_has_the_same_logits_on_a_gpu";
-            return common::skipped(test, "there is no GPU");
-        }
-        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    let Some(device) = common::gpu("the_last_token_alone_has_the_same_logits_on_a_gpu") else {
+        return;
     };
     for (ty, kv) in FORMS {
-        check(ComputeDevice::Cuda(gpu.ordinal()), ty, kv);
+        check(device, ty, kv);
     }
 }

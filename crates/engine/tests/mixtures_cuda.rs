@@ -12,7 +12,6 @@ use engine::Error;
 use engine::experts::{
     Costs, Emulated, ExpertPlacing, Policy, Recalled, Settings, Share, placed_layers,
 };
-use engine::gpu::Gpu;
 use engine::model::{ComputeDevice, ExpertHome, LoadOptions, Model};
 use engine::session::{Session, SessionOptions, Wanted};
 use gguf::TensorType;
@@ -98,21 +97,9 @@ fn differing(found: &[f32], wanted: &[f32]) -> Option<(usize, usize)> {
     Some(((0..found.len()).filter(differs).count(), first))
 }
 
-/// The GPU; `None`, with a word, where there is none.
-fn gpu(test: &str) -> Option<ComputeDevice> {
-    match Gpu::first() {
-        Ok(Some(gpu)) => Some(ComputeDevice::Cuda(gpu.ordinal())),
-        Ok(None) => {
-            common::skipped(test, "there is no GPU");
-            None
-        }
-        Err(error) => panic!("a GPU that cannot be used: {error}"),
-    }
-}
-
 #[test]
 fn a_gpu_has_the_bits_of_the_cpu() {
-    let Some(device) = gpu("a_gpu_has_the_bits_of_the_cpu") else {
+    let Some(device) = common::gpu("a_gpu_has_the_bits_of_the_cpu") else {
         return;
     };
     let mut wrong = Vec::new();
@@ -171,7 +158,7 @@ fn placing(model: &Model, part: f64, share: Share) -> ExpertPlacing {
 
 #[test]
 fn experts_of_a_gpu_are_the_same_wherever_they_are() {
-    let Some(device) = gpu("experts_of_a_gpu_are_the_same_wherever_they_are") else {
+    let Some(device) = common::gpu("experts_of_a_gpu_are_the_same_wherever_they_are") else {
         return;
     };
     let mut wrong = Vec::new();
@@ -228,7 +215,7 @@ fn experts_of_a_gpu_are_the_same_wherever_they_are() {
 
 #[test]
 fn experts_that_no_gpu_reaches_are_the_same_too() {
-    let Some(device) = gpu("experts_that_no_gpu_reaches_are_the_same_too") else {
+    let Some(device) = common::gpu("experts_that_no_gpu_reaches_are_the_same_too") else {
         return;
     };
     let mut wrong = Vec::new();
@@ -286,7 +273,7 @@ fn experts_that_no_gpu_reaches_are_the_same_too() {
 /// in a call of the driver.
 #[test]
 fn models_that_come_and_go_hold_nobody_up() {
-    let Some(device) = gpu("models_that_come_and_go_hold_nobody_up") else {
+    let Some(device) = common::gpu("models_that_come_and_go_hold_nobody_up") else {
         return;
     };
     let (kind, ty) = (Kind::Qwen3Moe, TensorType::Q4_K);
@@ -333,7 +320,7 @@ impl Drop for Over<'_> {
 
 #[test]
 fn what_fails_on_a_gpu_is_told_and_never_a_wrong_token() {
-    let Some(device) = gpu("what_fails_on_a_gpu_is_told_and_never_a_wrong_token") else {
+    let Some(device) = common::gpu("what_fails_on_a_gpu_is_told_and_never_a_wrong_token") else {
         return;
     };
     let placed = load(Kind::Qwen3Moe, TensorType::Q4_K, device, ExpertHome::Host);

@@ -8,7 +8,6 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use engine::gpu::Gpu;
 use engine::model::{ComputeDevice, LoadOptions, Model};
 use engine::session::{
     BLOCK_CELLS, Gating, KvType, Part, Placing, SequenceId, Session, SessionOptions, TokenOrigin,
@@ -26,6 +25,14 @@ fn load_to(path: &Path, device: ComputeDevice) -> Model {
         ..LoadOptions::default()
     };
     Model::load(path, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// A small model.
+fn sketched(device: ComputeDevice) -> Model {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    damaged::Sketch::sound().write(&path);
+    load_to(&path, device)
 }
 
 fn digest(logits: &[f32]) -> u64 {
@@ -323,18 +330,13 @@ fn several_sequences_get_what_each_gets_alone_wherever_cells_are() {
 
 #[test]
 fn on_a_gpu_too() {
-    match Gpu::first() {
-        Ok(Some(gpu)) => wherever_cells_are(ComputeDevice::Cuda(gpu.ordinal())),
-        Ok(None) => common::skipped("on_a_gpu_too", "there is no GPU"),
-        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    if let Some(device) = common::gpu("on_a_gpu_too") {
+        wherever_cells_are(device);
     }
 }
 
 fn wherever_cells_are(device: ComputeDevice) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.gguf");
-    damaged::Sketch::sound().write(&path);
-    let model = load_to(&path, device);
+    let model = sketched(device);
     let texts = texts(damaged::TOKENS, &[40, 300, 7, 600, 1500, 129]);
     let spilled = |window, share| Placing {
         window_blocks: Some(window),
@@ -373,20 +375,15 @@ fn answers_side_by_side_get_what_each_gets_alone() {
 
 #[test]
 fn answers_on_a_gpu() {
-    match Gpu::first() {
-        Ok(Some(gpu)) => answers(ComputeDevice::Cuda(gpu.ordinal())),
-        Ok(None) => common::skipped("answers_on_a_gpu", "there is no GPU"),
-        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    if let Some(device) = common::gpu("answers_on_a_gpu") {
+        answers(device);
     }
 }
 
 /// Steps of one token of each of the same sequences, which a GPU does again as they were recorded; over the ends of blocks, with one that
 /// comes and goes, with prompts and tokens alone between.
 fn answers(device: ComputeDevice) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.gguf");
-    damaged::Sketch::sound().write(&path);
-    let model = load_to(&path, device);
+    let model = sketched(device);
     let options = SessionOptions {
         n_ctx: 4096,
         n_seq: 3,
@@ -461,10 +458,7 @@ fn sequences_with_a_window_get_what_each_gets_alone() {
 
 #[test]
 fn what_cells_will_take_is_known_before() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.gguf");
-    damaged::Sketch::sound().write(&path);
-    let model = load(&path);
+    let model = sketched(ComputeDevice::Cpu);
     let options = SessionOptions {
         n_ctx: 2048,
         n_seq: 3,
@@ -511,18 +505,13 @@ fn outputs_do_not_depend_on_the_pieces_that_a_text_comes_in() {
 
 #[test]
 fn outputs_on_a_gpu() {
-    match Gpu::first() {
-        Ok(Some(gpu)) => outputs_in_any_pieces(ComputeDevice::Cuda(gpu.ordinal())),
-        Ok(None) => common::skipped("outputs_on_a_gpu", "there is no GPU"),
-        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    if let Some(device) = common::gpu("outputs_on_a_gpu") {
+        outputs_in_any_pieces(device);
     }
 }
 
 fn outputs_in_any_pieces(device: ComputeDevice) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.gguf");
-    damaged::Sketch::sound().write(&path);
-    let model = load_to(&path, device);
+    let model = sketched(device);
     let width = model.config().width;
     let texts = texts(damaged::TOKENS, &[70, 33]);
     let options = SessionOptions {

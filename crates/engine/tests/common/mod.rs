@@ -5,6 +5,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use engine::eval::{Position, read_positions};
+use engine::gpu::Gpu;
+use engine::model::ComputeDevice;
 use gguf::{GgufFile, MapMode};
 
 /// The path of a known model, fetched into the cache first where it is missing.
@@ -24,6 +26,18 @@ pub fn reference(model: &str) -> Vec<Position> {
         .join("tests/data/reference")
         .join(format!("{model}.logits.jsonl"));
     read_positions(&path).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The GPU; `None`, with a word, where there is none.
+pub fn gpu(test: &str) -> Option<ComputeDevice> {
+    match Gpu::first() {
+        Ok(Some(gpu)) => Some(ComputeDevice::Cuda(gpu.ordinal())),
+        Ok(None) => {
+            skipped(test, "there is no GPU");
+            None
+        }
+        Err(error) => panic!("a GPU that cannot be used: {error}"),
+    }
 }
 
 /// Says that a test, or a part of it, cannot run here.

@@ -507,15 +507,22 @@ fn what_does_not_fit_is_refused_with_what_would() {
     assert_eq!(refused.status.code(), Some(1));
     let text = refusal(&refused);
     for part in [
-        "error: needs 0.3 GiB with f16/f16, 0.2 available: with --ctx 6144 it fits",
+        "error: needs 293 MiB with f16/f16, 250 available: with --ctx 6144 it fits",
         "with q8_0/q8_0 it fits at 8192",
         "hint: 'spillgate plan ",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    // Beyond any memory, without a variable.
     let model = smollm2(test).expect("it was there");
     let model = model.to_str().expect("a path in UTF-8");
+    // Host memory is no room for what may not be spilled.
+    let small = ["run", model, "hi", "--device-mem", "160", "--spill", "off"];
+    let text = refusal(&spillgate_with(&[&small[..], &pinned].concat(), &[]));
+    assert!(
+        text.contains("needs 293 MiB with f16/f16, 160 available on the device, "),
+        "{text}"
+    );
+    // Beyond any memory, without a variable.
     let bench = ["bench", model, "-d", "4000000000", "-p", "0", "-n", "1"];
     let text = refusal(&spillgate_with(&bench, &[]));
     assert!(

@@ -555,30 +555,30 @@ impl Planner<'_> {
             );
         }
         let needed = needs.resident().saturating_add(needs.embedding_host);
-        let available = self
-            .memory
-            .fast_bytes
-            .saturating_add(self.memory.host_bytes);
-        let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
-        let of = match (self.memory.place, self.request.spill) {
-            (Place::Device, Spill::Off) => {
-                format!(
-                    " on the device, {:.1} in host memory",
-                    gib(self.memory.host_bytes)
-                )
-            }
-            (Place::Device, _) => " on device and host".to_owned(),
-            _ => String::new(),
+        // Where nothing may be spilled host memory is no help.
+        let is_alone = on_device && self.request.spill == Spill::Off;
+        let host = if is_alone { 0 } else { self.memory.host_bytes };
+        let available = self.memory.fast_bytes.saturating_add(host);
+        let is_large = needed >= 10 << 30;
+        let unit = if is_large { "GiB" } else { "MiB" };
+        let amount = |bytes: u64, whole: u64| match is_large {
+            true => format!("{:.1}", bytes as f64 / (1u64 << 30) as f64),
+            false => whole.to_string(),
         };
-        let available = match (self.memory.place, self.request.spill) {
-            (Place::Device, Spill::Off) => self.memory.fast_bytes,
-            _ => available,
+        let room = |bytes: u64| amount(bytes, bytes / MIB);
+        let of = match (on_device, is_alone) {
+            (false, _) => String::new(),
+            (true, false) => " on device and host".to_owned(),
+            (true, true) => {
+                let host = room(self.memory.host_bytes);
+                format!(" on the device, {host} in host memory")
+            }
         };
         format!(
-            "needs {:.1} GiB with {}, {:.1} available{of}",
-            gib(needed),
+            "needs {} {unit} with {}, {} available{of}",
+            amount(needed, mib(needed)),
             plan.tier(),
-            gib(available),
+            room(available),
         )
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::hint::black_box;
-use std::io::{LineWriter, Write};
+use std::io::{self, LineWriter, Write};
 use std::path::Path;
 use std::sync::Once;
 
@@ -116,6 +116,11 @@ pub fn record(session: &mut Session<'_>, flags: &RecordFlags) -> Result<()> {
         session.record_windows(create(path)?, &machine.key.cpu)?;
     }
     Ok(())
+}
+
+/// Says that records are not whole, if they are not.
+pub fn recorded(ended: io::Result<()>) -> Result<()> {
+    ended.context("cannot write all of what was recorded")
 }
 
 /// How experts were served.

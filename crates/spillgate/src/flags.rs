@@ -506,7 +506,7 @@ pub struct GenerationFlags {
     /// A system message before the conversation
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
-    /// Keep the context in a file: continue from it if it exists, and write it at the end
+    /// Keep the context in a file, which is written at the end: what a prompt has in common with it is not computed again, and a chat goes on
     #[arg(long, value_name = "FILE")]
     pub session: Option<PathBuf>,
 }

@@ -20,15 +20,19 @@ pub fn check(path: Option<&Path>) -> Result<()> {
     }
 }
 
-/// Continues from a file, if one is asked for and exists.
-pub fn restore(generator: &mut Generator<'_, Session<'_>>, path: Option<&Path>) -> Result<()> {
+/// Continues from a file, if one is asked for and exists. Returns the note in it.
+pub fn restore(
+    generator: &mut Generator<'_, Session<'_>>,
+    path: Option<&Path>,
+) -> Result<Option<String>> {
     let Some(path) = path.filter(|path| path.exists()) else {
-        return Ok(());
+        return Ok(None);
     };
     match generator.restore(path) {
-        Ok(tokens) => {
+        Ok(note) => {
+            let tokens = generator.decoder().n_past();
             tracing::info!("{}: {tokens} tokens of context", path.display());
-            Ok(())
+            Ok(Some(note))
         }
         Err(error @ (SessionFileError::Damaged { .. } | SessionFileError::Foreign { .. })) => {
             let hint = "--session takes another file, or remove this one to begin anew";
@@ -38,7 +42,7 @@ pub fn restore(generator: &mut Generator<'_, Session<'_>>, path: Option<&Path>) 
     }
 }
 
-/// Writes the context to a file, if one is asked for.
-pub fn save(generator: &Generator<'_, Session<'_>>, path: Option<&Path>) -> Result<()> {
-    path.map_or(Ok(()), |path| Ok(generator.save(path)?))
+/// Writes the context to a file, if one is asked for, and a note beside it.
+pub fn save(generator: &Generator<'_, Session<'_>>, note: &str, path: Option<&Path>) -> Result<()> {
+    path.map_or(Ok(()), |path| Ok(generator.save(note, path)?))
 }

@@ -1,10 +1,18 @@
 //! A conversation, written down as the model's template wants it.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use engine::template::{ChatRequest, ChatTemplate, message};
 use engine::tokenizer::{EncodeOptions, Tokenizer};
 use gguf::Metadata;
+use serde::Deserialize;
 use serde_json::Value;
+
+/// A message that was kept.
+#[derive(Deserialize)]
+struct Message {
+    role: String,
+    content: String,
+}
 
 /// Messages so far, and how they become tokens.
 pub struct Chat<'t> {
@@ -37,6 +45,30 @@ impl<'t> Chat<'t> {
         self.messages.clear();
         self.messages
             .extend(self.system.as_deref().map(|text| message("system", text)));
+    }
+
+    /// What was said, to be kept.
+    pub fn note(&self) -> Result<String> {
+        Ok(serde_json::to_string(&self.messages)?)
+    }
+
+    /// Goes on with what was kept, if anything was. A system message that is asked for now takes the place of the one of then. Returns the number of
+    /// messages.
+    pub fn resume(&mut self, note: &str) -> Result<usize> {
+        if note.is_empty() {
+            return Ok(0);
+        }
+        let kept: Vec<Message> =
+            serde_json::from_str(note).context("what is kept of the conversation")?;
+        let (system, said): (Vec<_>, Vec<_>) = kept.into_iter().partition(|m| m.role == "system");
+        self.system = self
+            .system
+            .take()
+            .or(system.into_iter().next().map(|m| m.content));
+        self.clear();
+        let messages = said.iter().map(|m| message(&m.role, &m.content));
+        self.messages.extend(messages);
+        Ok(said.len())
     }
 
     /// The user says something.

@@ -798,6 +798,41 @@ fn a_context_is_kept_in_a_file() {
     assert_eq!(std::fs::read(&file).unwrap(), bad, "left as it was");
 }
 
+#[test]
+fn a_conversation_goes_on_from_a_file() {
+    let Some(model) = smollm2("a_conversation_goes_on_from_a_file") else {
+        return;
+    };
+    let dir = tempfile::TempDir::new().unwrap();
+    let file = dir.path().join("conversation.kv");
+    let chat = |lines: &str, more: &[&str]| {
+        let base = ["chat", path(&model), "-n", "12", "--temp", "0"];
+        spillgate_with_stdin(&[&base[..], more].concat(), lines.as_bytes())
+    };
+    let (first, second) = ("My name is Bartholomew.\n", "What is my name?\n");
+    let system = ["--system", "Answer in one word."];
+    let whole = stdout(&chat(&format!("{first}{second}"), &system));
+    let session = ["--session", path(&file)];
+    let begun = stdout(&chat(first, &[&system[..], &session].concat()));
+    let next = chat(second, &session);
+    assert_eq!(begun + &stdout(&next), whole);
+    let told = stderr(&next);
+    assert!(
+        told.contains("goes on after 2 messages") && told.contains(" kept), "),
+        "{told}"
+    );
+    // Another system message is another conversation's begin.
+    let other = chat(second, &[&["--system", "Be brief."][..], &session].concat());
+    assert!(
+        stderr(&other).contains("goes on after 4 messages"),
+        "{}",
+        stderr(&other)
+    );
+    let anew = stdout(&chat(&format!("/clear\n{second}"), &session));
+    let alone = stdout(&chat(second, &["--system", "Be brief."]));
+    assert_eq!(anew, alone, "the system message of then");
+}
+
 /// Whenever a run is killed, the file is the one from before or the new one.
 #[test]
 #[cfg(unix)]

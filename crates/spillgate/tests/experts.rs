@@ -200,4 +200,16 @@ fn logits_are_the_same_wherever_experts_are() {
     let windows = place::windows::Recording::parse(&read(&windows));
     let windows = windows.unwrap().windows;
     assert!(windows.iter().any(|w| w.tokens == 1 && w.share == 1.0));
+
+    // Records that are not whole are told of, behind what was measured.
+    if cfg!(target_os = "linux") {
+        for record in ["--record-routing", "--record-windows"] {
+            let full = [record, "/dev/full"];
+            let output = spillgate(&[&base[..], &flags, &full].concat());
+            assert_eq!(output.status.code(), Some(1), "{record}");
+            assert!(!output.stdout.is_empty(), "{record}");
+            let text = stderr(&output);
+            assert!(text.contains("cannot write all of what was"), "{text}");
+        }
+    }
 }

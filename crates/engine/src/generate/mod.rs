@@ -10,6 +10,7 @@ mod writer;
 pub use sequences::{CacheBytes, GateNow, Sequences};
 pub use writer::{Chosen, Writer};
 
+use std::io;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -92,23 +93,31 @@ impl Decoder for Session<'_> {
 }
 
 impl Generator<'_, Session<'_>> {
-    /// Writes the cells of what is held to a file, in place of an older one.
+    /// Ends all records, as [`Session::finish_records`] does.
+    ///
+    /// # Errors
+    /// The first one of writing them.
+    pub fn finish_records(&mut self) -> io::Result<()> {
+        self.decoder.finish_records()
+    }
+
+    /// Writes the cells of what is held to a file, in place of an older one, and a note beside them.
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn save(&self, path: &Path) -> Result<(), SessionFileError> {
-        self.decoder.save(&self.held, path)
+    pub fn save(&self, note: &str, path: &Path) -> Result<(), SessionFileError> {
+        self.decoder.save(&self.held, note, path)
     }
 
-    /// Holds what a file holds. Returns the number of tokens.
+    /// Holds what a file holds. Returns the note beside it.
     ///
     /// # Errors
     /// If the file is damaged, of another model or cache type, or has no room.
-    pub fn restore(&mut self, path: &Path) -> Result<usize, SessionFileError> {
+    pub fn restore(&mut self, path: &Path) -> Result<String, SessionFileError> {
         match self.decoder.restore(path) {
-            Ok(tokens) => {
-                self.held = tokens;
-                Ok(self.held.len())
+            Ok(restored) => {
+                self.held = restored.tokens;
+                Ok(restored.note)
             }
             Err(error) => {
                 // Nothing is left if memory ran out.

@@ -40,6 +40,18 @@ struct Header {
     holes: Vec<Range<usize>>,
     full: Blocks,
     ring: Blocks,
+    /// What whoever wrote it wants to find beside the cells.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    note: String,
+}
+
+/// What a file held beside cells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restored {
+    /// What the cells are of.
+    pub tokens: Vec<u32>,
+    /// What whoever wrote the file put beside them.
+    pub note: String,
 }
 
 /// Which blocks are there.
@@ -98,12 +110,13 @@ pub(crate) struct Origin {
 }
 
 impl<B: Backend> Cache<B> {
-    /// Writes the sequence in work, which holds `tokens`, to a file: whatever happens, the file is the old or the new one.
+    /// Writes the sequence in work, which holds `tokens`, to a file, and a note beside it: whatever happens, the file is the old or the new one.
     pub(crate) fn save(
         &self,
         backend: &B,
         origin: &Origin,
         tokens: &[u32],
+        note: &str,
         path: &Path,
     ) -> Result<(), SessionFileError> {
         let io = |source| SessionFileError::Io {
@@ -131,6 +144,7 @@ impl<B: Backend> Cache<B> {
             holes: sequence.holes.clone(),
             full: blocks(&sequence.full),
             ring: blocks(&sequence.ring),
+            note: note.to_owned(),
         };
         let header = serde_json::to_vec(&header).expect("a header is texts and numbers");
         self.write(backend, &header, temporary.as_file(), &io)?;
@@ -168,14 +182,14 @@ impl<B: Backend> Cache<B> {
         to.flush().map_err(io)
     }
 
-    /// Replaces the sequence in work by one from a file. Returns its tokens. Where it fails the sequence is as before, or empty if memory ran
+    /// Replaces the sequence in work by one from a file. Where it fails the sequence is as before, or empty if memory ran
     /// out.
     pub(crate) fn restore(
         &mut self,
         backend: &mut B,
         origin: &Origin,
         path: &Path,
-    ) -> Result<Vec<u32>, SessionFileError> {
+    ) -> Result<Restored, SessionFileError> {
         let file = Checked::open(path)?;
         let Header {
             model,
@@ -188,6 +202,7 @@ impl<B: Backend> Cache<B> {
             holes,
             full,
             ring,
+            note: _,
         } = &file.header;
         let foreign = |what| {
             Err(SessionFileError::Foreign {
@@ -221,7 +236,8 @@ impl<B: Backend> Cache<B> {
             self.truncate(0);
         }
         taken?;
-        Ok(file.header.tokens)
+        let Header { tokens, note, .. } = file.header;
+        Ok(Restored { tokens, note })
     }
 
     /// Whether the blocks are those that a sequence of `n` tokens has.

@@ -235,7 +235,13 @@ impl<'m> World<'m> {
                 // Removed tokens are still tokens of the text.
                 let tokens: Vec<u32> = expected.0.iter().map(|t| t.unwrap_or(0)).collect();
                 self.cache
-                    .save(&self.backend, &Self::origin(), &tokens, &self.path())
+                    .save(
+                        &self.backend,
+                        &Self::origin(),
+                        &tokens,
+                        "note",
+                        &self.path(),
+                    )
                     .unwrap();
                 self.saved = Some(expected);
             }
@@ -244,11 +250,12 @@ impl<'m> World<'m> {
                     return;
                 };
                 let path = self.path();
-                let tokens = self
+                let restored = self
                     .cache
                     .restore(&mut self.backend, &Self::origin(), &path)
                     .unwrap();
-                assert_eq!(tokens.len(), saved.0.len());
+                assert_eq!(restored.tokens.len(), saved.0.len());
+                assert_eq!(restored.note, "note");
                 *self.expected() = saved;
             }
         }
@@ -653,8 +660,8 @@ fn damaged_and_foreign_files_are_refused_and_change_nothing() {
         assert!(error.contains("is of another"), "{error}");
     }
     assert_eq!(world.cache.n(), UBATCH + 207);
-    let tokens = restore(&mut world, &origin).unwrap();
-    assert_eq!(tokens.len(), UBATCH + 200);
+    let restored = restore(&mut world, &origin).unwrap();
+    assert_eq!(restored.tokens.len(), UBATCH + 200);
     std::fs::remove_file(&path).unwrap();
     assert!(
         restore(&mut world, &origin)

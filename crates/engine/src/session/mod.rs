@@ -7,7 +7,7 @@ mod forward;
 mod together;
 
 pub use crate::backend::Transfers;
-pub use crate::kv::file::SessionFileError;
+pub use crate::kv::file::{Restored, SessionFileError};
 pub use crate::kv::{Gating, Placing, Spread};
 pub use crate::model::ComputeDevice;
 pub use cpu::attention::KvType;
@@ -758,26 +758,26 @@ impl<'m> Session<'m> {
         on!(&mut self.run, run => run.cache.forget(sequence.0))
     }
 
-    /// Writes the selected sequence's cells, and the tokens that they are of, to a file. Whatever happens, the file is then the old or the
-    /// new one.
+    /// Writes the selected sequence's cells, the tokens that they are of, and a note to a file. Whatever happens, the file is then the old or
+    /// the new one.
     ///
     /// # Errors
     /// If it cannot be written.
     ///
     /// # Panics
     /// If there are not as many tokens as positions.
-    pub fn save(&self, tokens: &[u32], path: &Path) -> Result<(), SessionFileError> {
+    pub fn save(&self, tokens: &[u32], note: &str, path: &Path) -> Result<(), SessionFileError> {
         assert_eq!(tokens.len(), self.n_past(), "tokens of all positions");
         let origin = self.origin();
-        on!(&self.run, run => run.cache.save(&run.backend, &origin, tokens, path))
+        on!(&self.run, run => run.cache.save(&run.backend, &origin, tokens, note, path))
     }
 
-    /// Replaces the selected sequence by one from a file. Returns its tokens. After an error the sequence is as it was, or empty if memory
+    /// Replaces the selected sequence by one from a file. After an error the sequence is as it was, or empty if memory
     /// ran out.
     ///
     /// # Errors
     /// If the file cannot be read, is damaged, or of another model or other cache types, or has no room.
-    pub fn restore(&mut self, path: &Path) -> Result<Vec<u32>, SessionFileError> {
+    pub fn restore(&mut self, path: &Path) -> Result<Restored, SessionFileError> {
         let origin = self.origin();
         on!(&mut self.run, run => run.cache.restore(&mut run.backend, &origin, path))
     }

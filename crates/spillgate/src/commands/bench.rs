@@ -249,10 +249,11 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         experts: experts::Report::of(&session),
     };
     if common.json {
-        print_json(&report)
+        print_json(&report)?;
     } else {
-        print(&text(&report))
+        print(&text(&report))?;
     }
+    experts::recorded(session.finish_records())
 }
 
 /// The same cells placed in several ways.

@@ -64,7 +64,8 @@ pub fn run(args: &ChatArgs, common: &Common) -> Result<()> {
     let (session, _) = loaded.session()?;
     let n_ctx = session.n_ctx();
     let mut generator = Generator::new(session, &loaded.tokenizer);
-    kept::restore(&mut generator, args.generation.session.as_deref())?;
+    let kept = kept::restore(&mut generator, args.generation.session.as_deref())?;
+    let said = chat.resume(kept.as_deref().unwrap_or_default())?;
 
     let mut editor = DefaultEditor::new().context("cannot edit lines here")?;
     let history = history_file();
@@ -77,6 +78,9 @@ pub fn run(args: &ChatArgs, common: &Common) -> Result<()> {
         loaded.path.display(),
         n_ctx
     );
+    if said > 0 {
+        eprintln!("the conversation goes on after {said} messages; /clear begins anew");
+    }
 
     loop {
         interrupt::reset();
@@ -155,7 +159,11 @@ pub fn run(args: &ChatArgs, common: &Common) -> Result<()> {
         chat.answered(&generated.text);
     }
     loaded.remember(generator.decoder());
-    kept::save(&generator, args.generation.session.as_deref())
+    kept::save(
+        &generator,
+        &chat.note()?,
+        args.generation.session.as_deref(),
+    )
 }
 
 /// Where typed lines are remembered: beside the models.

@@ -153,7 +153,7 @@ pub fn run(args: &RunArgs, common: &Common) -> Result<()> {
         return Err(error);
     }
     loaded.remember(generator.decoder());
-    kept::save(&generator, args.generation.session.as_deref())?;
+    kept::save(&generator, "", args.generation.session.as_deref())?;
     let figures = Figures::new(&generated);
     if common.json {
         print_json(&Answer {
@@ -171,6 +171,7 @@ pub fn run(args: &RunArgs, common: &Common) -> Result<()> {
             eprintln!("note: {note}");
         }
     }
+    experts::recorded(generator.finish_records())?;
     if generated.finish == Finish::Interrupted {
         Err(Interrupted.into())
     } else {

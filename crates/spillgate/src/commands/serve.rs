@@ -203,7 +203,7 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
         server::asked_to_end(),
     )?;
     loaded.remember(&session);
-    Ok(())
+    experts::recorded(session.finish_records())
 }
 
 /// What makes embeddings, if anything does.
@@ -224,7 +224,8 @@ fn begun(session: &mut Session<'_>, files: &[PathBuf]) -> Result<Vec<(SequenceId
     for file in files {
         let tokens = session
             .restore(file)
-            .with_context(|| format!("cannot restore {}", file.display()))?;
+            .with_context(|| format!("cannot restore {}", file.display()))?
+            .tokens;
         let (sequence, kept) = session.branch(session.selected(), tokens.len());
         session.truncate(0);
         tracing::info!("{kept} tokens from {}", file.display());

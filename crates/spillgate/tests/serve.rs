@@ -172,6 +172,20 @@ fn end_by_a_signal(serving: &mut Serving) {
 fn end_by_a_signal(_: &mut Serving) {}
 
 #[test]
+fn a_port_that_is_taken_is_told_before_anything_is_loaded() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let output = spillgate(&["serve", "no-such-model", "--port", &port]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    assert!(text.contains("cannot listen on 127.0.0.1:"), "{text}");
+    assert!(
+        text.contains("\nhint: ") && text.contains("--port 0"),
+        "{text}"
+    );
+}
+
+#[test]
 fn nobody_is_let_in_by_accident() {
     for args in [
         &["--host", "0.0.0.0"][..],

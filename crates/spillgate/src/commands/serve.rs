@@ -1,11 +1,12 @@
 //! `serve`: a model behind an HTTP API.
 
 use std::env;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 use engine::embed::{self, Pool};
@@ -119,8 +120,16 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
     let key = key(flags)?;
     check_safe(flags, key.is_some())?;
     let address = SocketAddr::new(flags.host, flags.port);
-    let listener =
-        TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+    let listener = TcpListener::bind(address).map_err(|error| {
+        let what = format!("cannot listen on {address}: {error}");
+        match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                let hint = "'--port 0' takes a port that is free; 'spillgate ps' shows the servers of this machine";
+                Advised::new(what, hint).into()
+            }
+            _ => anyhow!(what),
+        }
+    })?;
     let url = format!("http://{}", listener.local_addr()?);
 
     let loaded = settings::open(&args.model, &args.machine)?

@@ -498,6 +498,58 @@ fn what_cells_will_take_is_known_before() {
     assert_eq!(session.kv_bytes(), (2048 / BLOCK_CELLS as u64 + 2) * block);
 }
 
+/// Layers with a window leave bytes that the others cannot use where those have a bound of their own.
+#[test]
+fn there_is_room_as_long_as_steps_find_some() {
+    let model = load(&common::model_path("gemma3-270m"));
+    let options = SessionOptions {
+        n_ctx: 8 * BLOCK_CELLS,
+        n_seq: 3,
+        ubatch: BLOCK_CELLS,
+        placing: Placing {
+            window_blocks: Some(2),
+            tail_blocks: 8,
+            staging_slots: 3,
+            kv_share: 1.0,
+            gating: Gating::Off,
+        },
+        ..SessionOptions::for_model(model.config())
+    };
+    let mut session = Session::new(&model, &options).unwrap();
+    let used = |session: &Session<'_>| {
+        let spread = session.spread();
+        spread.device_bytes + spread.host_bytes
+    };
+    let take = |session: &mut Session<'_>, sequence: SequenceId, n: usize| {
+        let (before, growth) = (used(session), session.growth_bytes(sequence, n));
+        let part = Part {
+            sequence,
+            tokens: &vec![7; n],
+            origin: TokenOrigin::Prompt,
+            wants: Wants::Nothing,
+        };
+        session.step(&[part], &mut |_, _| {})?;
+        assert_eq!(used(session) - before, growth, "{n} tokens");
+        Ok::<(), engine::Error>(())
+    };
+    let has_room = |session: &Session<'_>, sequence| session.has_room([(sequence, 1)].into_iter());
+    let long = session.create();
+    for _ in 0..7 {
+        assert!(has_room(&session, long));
+        take(&mut session, long, BLOCK_CELLS - 20).unwrap();
+    }
+    // Three of ten blocks are left, and more bytes, since of this sequence's seven blocks four are kept of layers with a window.
+    for _ in 0..3 {
+        let short = session.create();
+        assert!(has_room(&session, short));
+        take(&mut session, short, 1).unwrap();
+    }
+    let one_more = session.create();
+    assert!(!has_room(&session, one_more));
+    let error = take(&mut session, one_more, 1).unwrap_err();
+    assert!(error.to_string().contains("cache is full"), "{error}");
+}
+
 #[test]
 fn outputs_do_not_depend_on_the_pieces_that_a_text_comes_in() {
     outputs_in_any_pieces(ComputeDevice::Cpu);

@@ -234,11 +234,10 @@ impl<'t, S: Sequences> Batch<'t, S> {
                 let sequence = other.place.as_ref()?.sequence;
                 Some((sequence, other.todo()))
             });
-            let growth: u64 = of_running
+            let mut growing = of_running
                 .chain([(sequence, tokens)])
-                .map(|(sequence, n)| self.sequences.growth_bytes(sequence, n + BLOCK_CELLS))
-                .sum();
-            if self.has_room(growth) {
+                .map(|(sequence, n)| (sequence, n + BLOCK_CELLS));
+            if self.sequences.has_room(&mut growing) {
                 return true;
             }
             if !self.shelf.drop_oldest(&mut self.sequences) {
@@ -246,11 +245,6 @@ impl<'t, S: Sequences> Batch<'t, S> {
                 return self.running.is_empty();
             }
         }
-    }
-
-    fn has_room(&self, growth: u64) -> bool {
-        let bytes = self.sequences.bytes();
-        bytes.device + bytes.host + growth <= bytes.most
     }
 
     /// The most tokens that each of those in work takes in the next step.
@@ -291,17 +285,12 @@ impl<'t, S: Sequences> Batch<'t, S> {
     /// Gives way until the step has room. Whoever gives way has no share.
     fn give_way(&mut self, shares: &mut Vec<usize>) {
         loop {
-            let growth: u64 = self
-                .running
-                .iter()
-                .zip(shares.iter())
-                .filter_map(|(answering, &most)| {
-                    let part = answering.next(most)?;
-                    let n = part.tokens.len();
-                    Some(self.sequences.growth_bytes(part.sequence, n))
-                })
-                .sum();
-            if self.has_room(growth) {
+            let parts = self.running.iter().zip(shares.iter());
+            let mut growing = parts.filter_map(|(answering, &most)| {
+                let part = answering.next(most)?;
+                Some((part.sequence, part.tokens.len()))
+            });
+            if self.sequences.has_room(&mut growing) {
                 return;
             }
             if self.shelf.drop_oldest(&mut self.sequences) {

@@ -42,8 +42,8 @@ pub trait Sequences {
     fn bytes(&self) -> CacheBytes;
     /// The CPU's share, where there is one and it is measured.
     fn gate(&self) -> Option<GateNow>;
-    /// Bytes that a sequence takes beside those that it has, for so many tokens more.
-    fn growth_bytes(&self, sequence: Self::Id, tokens: usize) -> u64;
+    /// Whether there is room for so many tokens more of some of them at the same time.
+    fn has_room(&self, growing: &mut dyn Iterator<Item = (Self::Id, usize)>) -> bool;
     /// A new one, empty.
     fn create(&mut self) -> Self::Id;
     /// A new one that begins with the first `n` tokens of another, or with fewer where that is not possible. Returns how many it has.
@@ -94,8 +94,8 @@ impl Sequences for Session<'_> {
         Some(GateNow { share, finding })
     }
 
-    fn growth_bytes(&self, sequence: SequenceId, tokens: usize) -> u64 {
-        Session::growth_bytes(self, sequence, tokens)
+    fn has_room(&self, growing: &mut dyn Iterator<Item = (SequenceId, usize)>) -> bool {
+        Session::has_room(self, growing)
     }
 
     fn create(&mut self) -> SequenceId {
@@ -144,8 +144,8 @@ impl<S: Sequences> Sequences for &mut S {
         S::gate(self)
     }
 
-    fn growth_bytes(&self, sequence: S::Id, tokens: usize) -> u64 {
-        S::growth_bytes(self, sequence, tokens)
+    fn has_room(&self, growing: &mut dyn Iterator<Item = (S::Id, usize)>) -> bool {
+        S::has_room(self, growing)
     }
 
     fn create(&mut self) -> S::Id {

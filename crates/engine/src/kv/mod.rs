@@ -238,11 +238,21 @@ impl<B: Backend> Cache<B> {
         self.stage = Stage::new(slots);
     }
 
-    /// Bytes with a full context, which all sequences share: each but one may leave a block begun.
+    /// Bytes with a full context.
     pub(crate) fn bytes(&self) -> u64 {
-        let blocks = self.n_ctx.div_ceil(CELLS) + self.n_seq.min(self.n_ctx) - 1;
-        let rings = self.n_seq * self.ring_blocks * self.ring.slab_bytes();
-        (blocks * self.full.slab_bytes() + rings) as u64
+        let (full, ring) = self.blocks_max();
+        self.bytes_of(full, ring)
+    }
+
+    /// Blocks with a full context, which all sequences share: each but one may leave a block begun. No rings have more blocks than there are.
+    fn blocks_max(&self) -> (usize, usize) {
+        let full = self.n_ctx.div_ceil(CELLS) + self.n_seq.min(self.n_ctx) - 1;
+        (full, (self.n_seq * self.ring_blocks).min(full))
+    }
+
+    /// Bytes of so many blocks of layers that see everything, and of the others.
+    fn bytes_of(&self, full: usize, ring: usize) -> u64 {
+        (full * self.full.slab_bytes() + ring * self.ring.slab_bytes()) as u64
     }
 
     /// Where what is there is now.

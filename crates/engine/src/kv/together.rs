@@ -2,7 +2,7 @@
 
 use super::Cache;
 use super::sequence::{Sequence, Track};
-use super::store::Store;
+use super::store::{Id, Store};
 use crate::backend::{Attending, Backend, CELLS, KvShape};
 use crate::error::Error;
 use std::ops::Range;
@@ -43,8 +43,31 @@ impl<B: Backend> Cache<B> {
 
     /// Bytes that a sequence takes beside those that it has, for so many tokens more.
     pub(crate) fn growth_bytes(&self, sequence: usize, tokens: usize) -> u64 {
+        let (full, ring) = self.growth(sequence, tokens);
+        self.bytes_of(full, ring)
+    }
+
+    /// Whether there is room for so many tokens more of some sequences at the same time.
+    pub(crate) fn has_room(&self, growing: impl Iterator<Item = (usize, usize)>) -> bool {
+        let there = (
+            self.full.in_device() + self.full.in_host(),
+            self.ring.in_device(),
+        );
+        let (full, ring) = growing
+            .map(|(sequence, tokens)| self.growth(sequence, tokens))
+            .fold(there, |all, one| (all.0 + one.0, all.1 + one.1));
+        if self.full.device_max() == usize::MAX {
+            return self.bytes_of(full, ring) <= self.bytes();
+        }
+        // What rings leave is no room for blocks that host memory may not take, and host memory none for rings.
+        let (_, ring_max) = self.blocks_max();
+        full <= self.full.device_max() + self.full.host_max() && ring <= ring_max
+    }
+
+    /// Blocks that a sequence takes beside those that it has, for so many tokens more: of layers that see everything, and of the others.
+    fn growth(&self, sequence: usize, tokens: usize) -> (usize, usize) {
         let Some(Some(sequence)) = self.sequences.get(sequence) else {
-            return 0;
+            return (0, 0);
         };
         let blocks = sequence.n / CELLS..(sequence.n + tokens).div_ceil(CELLS);
         let wanting = |track: &Track, store: &Store<B>| {
@@ -62,9 +85,16 @@ impl<B: Backend> Cache<B> {
         let ring = if self.ring_blocks == 0 {
             0
         } else {
-            wanting(&sequence.ring, &self.ring).min(self.ring_blocks)
+            let ring = &sequence.ring;
+            // Those behind the window are given up first.
+            let first = blocks.end.saturating_sub(self.ring_blocks);
+            let is_given_up =
+                |&(block, id): &(usize, Id)| block < first && !self.ring.is_shared(id);
+            let given_up = ring.iter().filter(is_given_up).count();
+            let wanted = wanting(ring, &self.ring).min(self.ring_blocks);
+            wanted.saturating_sub(given_up)
         };
-        (full * self.full.slab_bytes() + ring * self.ring.slab_bytes()) as u64
+        (full, ring)
     }
 
     /// Blocks that must be in device memory for so many tokens more of a sequence, and how many there can be.

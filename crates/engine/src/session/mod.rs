@@ -713,6 +713,12 @@ impl<'m> Session<'m> {
         on!(&self.run, run => run.cache.growth_bytes(sequence.0, tokens))
     }
 
+    /// Whether there is room for so many tokens more of some sequences at the same time.
+    pub fn has_room(&self, growing: impl Iterator<Item = (SequenceId, usize)>) -> bool {
+        let growing = growing.map(|(sequence, tokens)| (sequence.0, tokens));
+        on!(&self.run, run => run.cache.has_room(growing))
+    }
+
     /// Positions of a sequence that are taken; `None`: it does not exist.
     pub fn n_past_of(&self, sequence: SequenceId) -> Option<usize> {
         on!(&self.run, run => run.cache.n_of(sequence.0))

@@ -156,8 +156,9 @@ impl Sequences for Alphabet {
         None
     }
 
-    fn growth_bytes(&self, _: u32, tokens: usize) -> u64 {
-        tokens as u64
+    fn has_room(&self, growing: &mut dyn Iterator<Item = (u32, usize)>) -> bool {
+        let held = self.bytes().device as usize;
+        held + growing.map(|(_, tokens)| tokens).sum::<usize>() <= self.cells
     }
 
     fn create(&mut self) -> u32 {

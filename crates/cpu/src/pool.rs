@@ -36,6 +36,9 @@ const VALUES_A_CHUNK: usize = 2048;
 /// Rows of element-wise work that are one chunk of a fork, at most.
 const ROWS_A_CHUNK: usize = 8;
 
+/// Bytes that a thread copies at a time: a block of cells of one layer in 4 bits has some dozen KiB, and all threads should have some of them.
+const COPY_BYTES: usize = 8 << 10;
+
 /// Whether threads are bound to processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Pinning {
@@ -241,6 +244,17 @@ impl Pool {
         self.run(total.div_ceil(len), |i| {
             // SAFETY: chunks do not overlap.
             f(i, unsafe { shared.part(i * len, len.min(total - i * len)) });
+        });
+    }
+
+    /// Copies bytes, with all threads.
+    ///
+    /// # Panics
+    /// If they are not as many.
+    pub fn copy(&self, from: &[u8], to: &mut [u8]) {
+        assert_eq!(from.len(), to.len(), "bytes that are copied");
+        self.chunks_mut(to, COPY_BYTES, |i, to| {
+            to.copy_from_slice(&from[i * COPY_BYTES..][..to.len()]);
         });
     }
 
@@ -491,6 +505,17 @@ mod tests {
             [pool.after(0, 1), pool.after(1, 2), pool.after(0, 0)],
             [None; 3]
         );
+    }
+
+    #[test]
+    fn bytes_are_copied_whole() {
+        let pool = Pool::new(3, Pinning::Free).unwrap();
+        for n in [0, 1, COPY_BYTES - 1, COPY_BYTES, 3 * COPY_BYTES + 7] {
+            let from: Vec<u8> = (0..n).map(|i| (i * 7 + i / 251) as u8).collect();
+            let mut to = vec![0xee; n];
+            pool.copy(&from, &mut to);
+            assert!(from == to, "{n} bytes");
+        }
     }
 
     #[test]

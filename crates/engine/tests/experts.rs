@@ -387,7 +387,7 @@ fn what_was_learnt_is_there_for_the_next_session() {
         amount: 0.5,
     };
     let found = Verdicts {
-        buckets: [None, None, Some(verdict.into()), None],
+        buckets: [None, None, Some(verdict.into()), None, None],
     };
     kept.keep(&key, "here", profile.clone(), found).unwrap();
     let recalled = recall("here");

@@ -170,6 +170,7 @@ pub struct Table {
     /// One more than the largest slot that the list ever had.
     pub(super) end: usize,
     host: Vec<KvBlock>,
+    is_known: bool,
 }
 
 impl Table {
@@ -180,6 +181,7 @@ impl Table {
             count: Buffer::zeroed(stream, 1)?,
             end: 0,
             host: Vec::with_capacity(capacity),
+            is_known: true,
         })
     }
 
@@ -254,12 +256,28 @@ impl Table {
         self.end = self.end.max(end.unwrap_or(0));
         self.host.clear();
         self.host.extend_from_slice(blocks);
+        self.is_known = true;
         Ok(())
     }
 
     /// The blocks.
     pub fn blocks(&self) -> &[KvBlock] {
         &self.host
+    }
+
+    /// Says that what was to be sent last never was: the list is whatever it is, until it is sent again.
+    pub fn forget(&mut self) {
+        self.is_known = false;
+    }
+
+    /// Whether the list is these blocks.
+    pub(super) fn has(&self, blocks: &[KvBlock]) -> bool {
+        self.is_known && self.host == blocks
+    }
+
+    /// Bytes of a full list.
+    pub fn bytes(&self) -> usize {
+        self.entries.bytes()
     }
 }
 
@@ -366,6 +384,11 @@ impl Parts {
     ) -> Result<(), Error> {
         let entries = self.accept(parts)?;
         outbox.send(stream, start, &entries, &mut self.entries, &mut self.count)
+    }
+
+    /// Bytes of a full list.
+    pub fn bytes(&self) -> usize {
+        self.entries.bytes()
     }
 
     fn accept(&mut self, parts: &[Part]) -> Result<Vec<Entry>, Error> {

@@ -43,7 +43,7 @@ impl Attention {
         first_slot: usize,
     ) -> Result<(), Error> {
         let blocks = self.blocks(over, first_slot)?;
-        if blocks == table.blocks() {
+        if table.has(&blocks) {
             return Ok(());
         }
         // SAFETY: the slabs are borrowed while the work that uses the list is given to the stream; a buffer that is dropped
@@ -87,7 +87,7 @@ impl Attention {
         how: &Turn<'_>,
     ) -> Result<(), Error> {
         let listed = self.blocks(blocks, 0)?;
-        if listed != table.blocks() {
+        if !table.has(&listed) {
             // SAFETY: as of lists that are attended.
             unsafe { table.send_each(stream, start, outbox, &listed)? };
         }

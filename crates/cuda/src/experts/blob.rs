@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cpu::mem::ALIGN;
+use cpu::pool::Pool;
 use gguf::TensorType;
 use quant::formats::{self, Class};
 use quant::product::CHUNK;
@@ -272,10 +273,11 @@ impl Slots {
         unsafe { self.slots.upload_later(stream, at, bytes) }
     }
 
-    /// The same of any blob, through pinned memory, which is waited for until it is free.
+    /// The same of any blob, through pinned memory, which is waited for until it is free, and filled by the threads of `pool`.
     pub fn fetch_through(
         &mut self,
         stream: &Stream,
+        pool: &Pool,
         bounce: &mut staging::Slot,
         blob: Range<usize>,
         at: usize,
@@ -289,7 +291,7 @@ impl Slots {
             0,
         )?;
         length(OP, "bytes over the slot", n.saturating_sub(to.len()), 0)?;
-        to[..n].copy_from_slice(&from[blob]);
+        pool.copy(&from[blob], &mut to[..n]);
         bounce.send(stream, n, &mut self.slots, at)
     }
 
@@ -368,9 +370,10 @@ impl Near {
         })
     }
 
-    /// Copies a blob to a piece, without the driver. Nobody reads what was there before.
+    /// Copies a blob to a piece, with the threads of `pool` and without the driver. Nobody reads what was there before.
     pub fn bring(
         &mut self,
+        pool: &Pool,
         blobs: &Blobs,
         blob: Range<usize>,
         piece: usize,
@@ -384,7 +387,7 @@ impl Near {
         let Some(to) = self.memory.get_mut(at..at + n) else {
             return length(OP, "bytes of pieces", at + n, has).map(|()| Place(0));
         };
-        to.copy_from_slice(&from[blob]);
+        pool.copy(&from[blob], to);
         Ok(Place(self.memory.address() + at as u64))
     }
 }

@@ -160,7 +160,7 @@ impl Asked {
             bells: Bells::new(device)?,
             told: Pinned::new(device, layers * (used + 1))?,
             used,
-            ids: Vec::new(),
+            ids: Vec::with_capacity(used + 1),
             x: Pinned::new(device, width)?,
             places: Pinned::new(device, used)?,
             rows: Pinned::new(device, used * width)?,
@@ -327,10 +327,13 @@ impl Mixer {
         wait(stream, || {
             words.iter().all(|word| word.load(Ordering::Acquire) != 0)
         })?;
-        let mut ids: Vec<u32> = words.iter().map(|w| w.load(Ordering::Relaxed)).collect();
+        let asked = self.asked.as_mut().expect("it was just looked at");
+        let mut ids = std::mem::take(&mut asked.ids);
+        ids.clear();
+        let words = asked.words(OP, number)?.iter();
+        ids.extend(words.map(|word| word.load(Ordering::Relaxed)));
         let waits = ids.pop() == Some(WAITS);
         ids.iter_mut().for_each(|id| *id -= 1);
-        let asked = self.asked.as_mut().expect("it was just looked at");
         asked.ids = ids;
         Ok(Question {
             ids: &asked.ids,

@@ -12,7 +12,7 @@
 mod cpu;
 mod cuda;
 
-pub(crate) use self::cpu::{Cpu, copy};
+pub(crate) use self::cpu::Cpu;
 pub(crate) use self::cuda::Cuda;
 #[cfg(test)]
 pub(crate) use self::cuda::batches::Batches;
@@ -96,6 +96,8 @@ pub(crate) struct Turn<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Again {
     No,
+    /// It does not, but all that it attends is in device memory.
+    Anew,
     /// It does, and all of it is in device memory.
     Resident,
     /// It does, and some of it is in host memory.

@@ -36,7 +36,7 @@ struct Entry {
 }
 
 /// The version that is written and read.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Machines and placements whose verdicts a file has, at most: those that came last.
 const VERDICTS_MAX: usize = 32;

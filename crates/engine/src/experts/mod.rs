@@ -236,7 +236,7 @@ impl Store {
         let layer = self.layers[unit.layer as usize].layer;
         tracing::debug!(
             target: "gate", layer, share = unit.share, missing = unit.missing, ms = took.ms,
-            stream_ms = took.stream_ms, host_ms = took.host_ms, are_copied = took.are_copied, each_ms = unit.reading(), ?reading
+            stream_ms = took.stream_ms, host_ms = took.host_ms, copied = ?took.copied, each_ms = unit.reading(), ?reading
         );
         if let Some(windows) = &mut self.windows {
             windows.write(&windows::Window {

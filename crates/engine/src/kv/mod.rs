@@ -336,11 +336,16 @@ impl<B: Backend> Cache<B> {
                 .eq(self.work_before.iter().map(spans))
             && self.full_spans == self.spans_before[0]
             && self.ring_spans == self.spans_before[1];
-        self.again = if !reaches_again {
-            Again::No
-        } else if self.is_all_there() {
-            Again::Resident
-        } else if takings.len() == 1 && streams_again && self.cpu_groups == groups_before {
+        self.again = if self.is_all_there() {
+            match reaches_again {
+                true => Again::Resident,
+                false => Again::Anew,
+            }
+        } else if reaches_again
+            && takings.len() == 1
+            && streams_again
+            && self.cpu_groups == groups_before
+        {
             Again::Spilled
         } else {
             Again::No

@@ -521,7 +521,7 @@ fn a_full_tail_and_a_small_window_are_errors() {
 
 #[test]
 fn steps_that_stream_what_the_step_before_streamed_are_told_of() {
-    use crate::backend::Again::{No, Resident, Spilled};
+    use crate::backend::Again::{Anew, No, Resident, Spilled};
     let model = model();
     let again = |world: &mut World<'_>| {
         world.append(1, true);
@@ -564,7 +564,7 @@ fn steps_that_stream_what_the_step_before_streamed_are_told_of() {
     let mut world = World::new(&model, Placing::RESIDENT, None);
     world.append(CELLS, false);
     let mut next = || again(&mut world);
-    assert_eq!([next(), next(), next()], [No, Resident, Resident]);
+    assert_eq!([next(), next(), next()], [Anew, Resident, Resident]);
 }
 
 #[test]

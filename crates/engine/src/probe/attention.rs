@@ -6,7 +6,6 @@
 use super::Error;
 use super::sample::{Clock, Which, seconds_a_call};
 use super::subject::Heads;
-use crate::backend::copy;
 use cpu::attention::{CELLS, KvShape, Params, Partials, Span, Step, attend, write_cell};
 use cpu::mem::Buffer;
 use cpu::{Isa, Pool};
@@ -185,7 +184,7 @@ impl Bench {
         for first in (0..blocks).step_by(SLOTS) {
             let slabs = &self.slabs[first..blocks.min(first + SLOTS)];
             for (slab, slot) in slabs.iter().zip(&mut self.slots) {
-                copy(pool, &slab[layer * block..][..block], slot);
+                pool.copy(&slab[layer * block..][..block], slot);
             }
             let slots = self.slots.iter().take(slabs.len()).enumerate();
             let spans: Vec<_> = slots

@@ -4,6 +4,7 @@
 //! prompt would miss the others again. They wait here until there is time: behind each layer's streamed experts so many are copied as the link
 //! gets done before the next layer needs it, which is found by trying. Layers that are next come first: by then they are there.
 
+use super::Copied;
 use super::usage::{Blob, Usage};
 use std::collections::BTreeSet;
 
@@ -13,6 +14,10 @@ const MOST: usize = 32;
 
 /// What one more try adds, once some did not get done in time; twice as many are tried before.
 const MORE: usize = 2;
+
+/// Copies behind a prompt's layer for which the host works, so that they hold the next layer up, while the cache has room. They are worth it from the second
+/// prompt on that finds them there: all of them at once would make the first one as slow as without the CPU's share, while so many fill the cache in two.
+const BY_HOST: usize = 16;
 
 /// Copies behind a generated token's layer, at most: what they take delays the next one, which reads over the same link.
 const GENERATED: usize = 4;
@@ -24,6 +29,7 @@ pub(super) struct Behind {
     prompt: usize,
     /// Whether some did not get done in time.
     is_tried: bool,
+    is_by_host: bool,
     /// Copies that were chosen last.
     chosen: usize,
 }
@@ -34,6 +40,7 @@ impl Behind {
             waiting: BTreeSet::new(),
             prompt: LEAST,
             is_tried: false,
+            is_by_host: false,
             chosen: 0,
         }
     }
@@ -49,13 +56,19 @@ impl Behind {
         usage: &Usage,
         layer: usize,
         generated: bool,
+        has_room: bool,
         mut take: impl FnMut(Blob) -> bool,
     ) {
         let layers = usage.layers().len();
+        let of_prompt = match (self.is_by_host, has_room) {
+            (false, _) => self.prompt,
+            (true, true) => BY_HOST,
+            (true, false) => LEAST,
+        };
         // A token's neighbours use what it used, so what was missing just now comes first; a prompt goes on to layers that have not been.
         let (most, from) = match generated {
             true => (GENERATED, (layer + layers - 1) % layers),
-            false => (self.prompt, (layer + 1) % layers),
+            false => (of_prompt, (layer + 1) % layers),
         };
         let from = usage.blob(from, 0);
         self.chosen = 0;
@@ -69,15 +82,21 @@ impl Behind {
         }
     }
 
-    /// Tells whether all copies behind a prompt's layer were there when the next one was routed.
-    pub(super) fn took(&mut self, are_there: bool) {
+    /// Tells what became of the copies behind a prompt's layer.
+    pub(super) fn took(&mut self, copied: Copied) {
+        self.is_by_host = copied == Copied::ByHost;
         let more = if self.is_tried { MORE } else { self.prompt };
-        self.is_tried |= !are_there;
-        self.prompt = match are_there {
-            false => (self.prompt / 2).max(LEAST),
-            true if self.chosen >= self.prompt => (self.prompt + more).min(MOST),
-            true => self.prompt,
-        };
+        match copied {
+            Copied::ByHost => {}
+            Copied::Late => {
+                self.is_tried = true;
+                self.prompt = (self.prompt / 2).max(LEAST);
+            }
+            Copied::InTime if self.chosen >= self.prompt => {
+                self.prompt = (self.prompt + more).min(MOST);
+            }
+            Copied::InTime => {}
+        }
     }
 }
 
@@ -98,7 +117,7 @@ mod tests {
     fn chosen(behind: &mut Behind, layer: usize, generated: bool) -> Vec<(usize, u32)> {
         let usage = usage();
         let mut chosen = Vec::new();
-        behind.choose(&usage, layer, generated, |blob| {
+        behind.choose(&usage, layer, generated, true, |blob| {
             chosen.push(usage.place(blob));
             true
         });
@@ -138,9 +157,31 @@ mod tests {
             asked += 1;
             false
         };
-        behind.choose(&usage, 0, false, &mut none);
-        behind.choose(&usage, 0, false, &mut none);
+        behind.choose(&usage, 0, false, true, &mut none);
+        behind.choose(&usage, 0, false, true, &mut none);
         assert_eq!(asked, 9);
+    }
+
+    fn in_time(is_in_time: bool) -> Copied {
+        match is_in_time {
+            true => Copied::InTime,
+            false => Copied::Late,
+        }
+    }
+
+    #[test]
+    fn what_the_host_copies_fills_a_cache_and_changes_few() {
+        let usage = usage();
+        let mut behind = Behind::new();
+        behind.took(Copied::ByHost);
+        for (has_room, expected) in [(true, BY_HOST), (false, LEAST), (true, BY_HOST)] {
+            (0..64).for_each(|blob| behind.push(blob));
+            behind.choose(&usage, 0, false, has_room, |_| true);
+            assert_eq!(behind.chosen, expected);
+        }
+        behind.took(Copied::Late);
+        behind.choose(&usage, 0, false, true, |_| true);
+        assert_eq!(behind.chosen, LEAST);
     }
 
     #[test]
@@ -152,8 +193,8 @@ mod tests {
         let mut most = Vec::new();
         for layer in 0..64 {
             all(&mut behind);
-            behind.choose(&usage, layer % 4, false, |_| true);
-            behind.took(behind.chosen <= 11);
+            behind.choose(&usage, layer % 4, false, true, |_| true);
+            behind.took(in_time(behind.chosen <= 11));
             most.push(behind.prompt);
         }
         assert!(most[8..].iter().all(|&n| (4..=12).contains(&n)), "{most:?}");
@@ -163,15 +204,15 @@ mod tests {
         for _ in 0..64 {
             behind.waiting.clear();
             behind.push(1);
-            behind.choose(&usage, 0, false, |_| true);
-            behind.took(true);
+            behind.choose(&usage, 0, false, true, |_| true);
+            behind.took(Copied::InTime);
         }
         assert_eq!(behind.prompt, before);
         // No link is so fast that a layer has more than so many.
         for _ in 0..64 {
             all(&mut behind);
-            behind.choose(&usage, 0, false, |_| true);
-            behind.took(true);
+            behind.choose(&usage, 0, false, true, |_| true);
+            behind.took(Copied::InTime);
         }
         assert_eq!(behind.prompt, MOST);
     }

@@ -233,6 +233,11 @@ impl Cache {
         }
     }
 
+    /// Whether some slots hold nothing.
+    pub(super) fn has_room(&self) -> bool {
+        self.free.iter().any(|slots| !slots.is_empty())
+    }
+
     /// Takes a slot that holds nothing for an expert that is not there.
     pub(super) fn fill(&mut self, usage: &Usage, blob: Blob) -> Option<Slot> {
         let bytes = usage.bytes(blob);

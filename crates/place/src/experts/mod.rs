@@ -30,13 +30,17 @@ use serde::{Deserialize, Serialize};
 use usage::Usage;
 
 /// The most tokens of steps that are measured and gated together: what the CPU takes for an expert hangs on them.
-const BUCKETS: [u32; 4] = [1, 16, 128, u32::MAX];
+const BUCKETS: [u32; 5] = [1, 16, 128, 1024, u32::MAX];
 
 /// The least change of the CPU's share that is tried.
 const SHARE_STEP: f64 = 0.1;
 
 /// Measurements of which the middle one counts.
 const MEASURED: usize = 9;
+
+/// Measurements of the CPU that its part must rest on before a gate looks at a layer: before that it may be far from where both sides end together, and
+/// what it loses then says nothing of what it gives later.
+const LEARNT: usize = 2;
 
 /// The CPU's part in experts that are not on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -75,8 +79,8 @@ pub struct Settings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Verdicts {
-    /// Up to 1, 16, 128 and more tokens.
-    pub buckets: [Option<Finding>; 4],
+    /// Up to 1, 16, 128, 1024 and more tokens.
+    pub buckets: [Option<Finding>; BUCKETS.len()],
 }
 
 /// What was learnt another time.
@@ -111,6 +115,18 @@ pub struct Served {
     pub way: Way,
 }
 
+/// What became of the copies to the cache behind a prompt's layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Copied {
+    /// They were there when the next layer was routed, and the host did nothing for them.
+    InTime,
+    /// Some were not.
+    #[default]
+    Late,
+    /// The host copied them, which held the next layer up.
+    ByHost,
+}
+
 /// What serving a layer took.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Took {
@@ -120,8 +136,8 @@ pub struct Took {
     pub stream_ms: f64,
     /// The CPU's part; 0: not known.
     pub host_ms: f64,
-    /// Whether what moved into the cache behind it was there by then, and had the host do nothing.
-    pub are_copied: bool,
+    /// What became of what moved into the cache behind it.
+    pub copied: Copied,
     /// Whether it paid for something that others do not: memory that was taken or grew.
     pub is_unusual: bool,
 }
@@ -219,7 +235,8 @@ impl Measured {
         let mut sorted = self.last;
         let sorted = &mut sorted[..self.n.min(MEASURED)];
         sorted.sort_unstable_by(f64::total_cmp);
-        sorted.get(sorted.len() / 2).copied()
+        // Of two the lower: what is odd about a first one makes it slow.
+        sorted.get(sorted.len().saturating_sub(1) / 2).copied()
     }
 }
 
@@ -254,8 +271,9 @@ pub struct Experts {
     /// What is served.
     served: Vec<Served>,
     unit: Option<Unit>,
-    /// Whether the gate said how.
+    /// Whether the gate said how, and the CPU's part rests on what was measured.
     is_gated: bool,
+    is_learnt: bool,
     /// What copies and the CPU should take.
     expected: (f64, f64),
     reading: Option<Reading>,
@@ -301,6 +319,7 @@ impl Experts {
             served: Vec::new(),
             unit: None,
             is_gated: false,
+            is_learnt: false,
             expected: (0.0, 0.0),
             reading: None,
             behind: Behind::new(),
@@ -505,13 +524,14 @@ impl Experts {
                     return (balance, balance as f64 / n as f64);
                 }
                 self.is_gated = true;
+                self.is_learnt = bucket.host.n >= LEARNT;
                 let (recalled, layers) = (self.recalled.buckets[at], self.usage.layers().len());
                 let gate = bucket.gate.get_or_insert_with(|| {
-                    let gate = match recalled {
-                        Some(finding) => Gate::recalling(finding, SHARE_STEP),
-                        None => Gate::new(1.0, SHARE_STEP),
-                    };
-                    gate.of_layers(layers)
+                    let gate = Gate::new(1.0, SHARE_STEP).of_layers(layers);
+                    match recalled {
+                        Some(finding) => gate.recall(&finding),
+                        None => gate,
+                    }
                 });
                 let amount = gate.share();
                 if amount <= 0.0 {
@@ -553,7 +573,8 @@ impl Experts {
         } = self;
         copies.clear();
         let counts = &mut counts[usize::from(self.generated)];
-        behind.choose(usage, layer, self.generated, |blob| {
+        let has_room = cache.has_room();
+        behind.choose(usage, layer, self.generated, has_room, |blob| {
             if cache.slot(blob).is_some() {
                 return false;
             }
@@ -579,7 +600,7 @@ impl Experts {
     pub fn took(&mut self, took: &Took) -> Option<Unit> {
         self.reading = None;
         if !self.generated && !took.is_unusual {
-            self.behind.took(took.are_copied);
+            self.behind.took(took.copied);
         }
         let Some(mut unit) = self.unit.take() else {
             if !took.is_unusual {
@@ -606,7 +627,8 @@ impl Experts {
         if self.is_gated
             && let Some(gate) = &mut bucket.gate
         {
-            if unit.is_first || took.is_unusual {
+            let is_learnt = self.is_learnt || unit.host == 0;
+            if unit.is_first || took.is_unusual || !is_learnt {
                 gate.skip();
             } else {
                 let layer = unit.layer;

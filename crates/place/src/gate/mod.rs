@@ -218,12 +218,6 @@ impl Gate {
         Self::with_constants(amount, step, Constants::OF_TOKENS)
     }
 
-    /// A gate that begins with what another one found.
-    pub fn recalling(finding: impl Into<Finding>, step: f64) -> Self {
-        let finding = finding.into();
-        Self::new(finding.verdict.amount, step).recall(&finding)
-    }
-
     /// One that goes by other numbers.
     pub fn with_constants(amount: f64, step: f64, constants: Constants) -> Self {
         let step = if step.is_finite() {

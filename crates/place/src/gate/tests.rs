@@ -103,7 +103,7 @@ fn what_is_recalled_costs_one_probe() {
         shares: true,
         amount: 0.6,
     };
-    let mut gate = Gate::recalling(recalled, 0.1);
+    let mut gate = Gate::new(1.0, 0.1).recall(&recalled.into());
     let alone = (0..25)
         .filter(|_| {
             let arm = gate.arm();
@@ -130,7 +130,7 @@ fn what_is_recalled_is_dropped_if_it_no_longer_holds() {
                 amount: 0.6,
             })
         };
-        let mut gate = Gate::recalling(finding, 0.1);
+        let mut gate = Gate::new(1.0, 0.1).recall(&finding);
         let cost = |_: usize, share: f64| {
             if (share > 0.0) == shares { 10.0 } else { 8.0 }
         };
@@ -158,7 +158,7 @@ fn a_finding_survives_its_text_and_nonsense_in_it_does_not() {
         // Text has the last digit by luck.
         assert!((a - b).abs() < 1e-12, "{a} {b}");
     }
-    let again = Gate::recalling(read, 0.1).finding();
+    let again = Gate::new(1.0, 0.1).recall(&read).finding();
     assert_eq!(again, Some(read));
     // What older processes wrote.
     let old: Finding = serde_json::from_str(r#"{"shares":true,"amount":0.5}"#).expect("it is one");
@@ -171,7 +171,7 @@ fn a_finding_survives_its_text_and_nonsense_in_it_does_not() {
     );
     let text = r#"{"shares":true,"amount":7,"ratios":[-1,0,1e300],"around":[{"readings":-4,"mean":0,"squares":0},{"readings":1e9,"mean":9,"squares":-1}]}"#;
     let odd: Finding = serde_json::from_str(text).expect("it is one");
-    let mut gate = Gate::recalling(odd, 0.1);
+    let mut gate = Gate::new(1.0, 0.1).recall(&odd);
     assert_eq!(gate.share(), 1.0);
     run(&mut gate, 300, |_, share| 2.0 - share);
     assert_eq!(gate.verdict().map(|v| v.shares), Some(true));

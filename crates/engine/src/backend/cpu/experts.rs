@@ -1,6 +1,6 @@
 //! Experts in memory that plays a device's: slots, and a layer's experts served from them, or from where they lie.
 
-use super::{copy, memory};
+use super::memory;
 use crate::error::Error;
 use crate::experts::{Emulated, Store};
 use crate::model::{Mixture, Model};
@@ -105,7 +105,7 @@ impl Arena {
             from = &self.bounce[..from.len()];
         }
         let place = self.places[slot.0 as usize].clone();
-        copy(&model.pool, from, &mut self.bytes[place][..from.len()]);
+        model.pool.copy(from, &mut self.bytes[place][..from.len()]);
         if let Some(gb_s) = self.emulated.link_gb_s {
             let took = Duration::from_secs_f64(from.len() as f64 / gb_s / 1e9);
             while begun.elapsed() < took {

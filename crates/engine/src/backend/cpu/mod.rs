@@ -18,17 +18,14 @@ use cpu::attention::{
 };
 use cpu::mem::{Buffer, OutOfMemory};
 use cpu::mixture::{InMemory, Mixer, Pools, Shape as MixtureShape};
+use cpu::ops;
 use cpu::product::{Operand, Task, products};
-use cpu::{Pool, ops};
 use gguf::TensorType;
-use place::experts::Took;
+use place::experts::{Copied, Took};
 use quant::act::{BLOCK32, BLOCK256, Passes};
 use quant::product::act_block;
 use std::ops::Range;
 use std::time::{Duration, Instant};
-
-/// Bytes that a thread copies at a time: a block of one layer in 4 bits has some dozen KiB, and all threads should have some of them.
-const COPY_BYTES: usize = 8 << 10;
 
 /// A model on the CPU, and what its operations work in.
 #[derive(Debug)]
@@ -251,15 +248,15 @@ impl Backend for Cpu<'_> {
     }
 
     fn spill(&mut self, from: &Buffer<u8>, to: &mut Buffer<u8>) {
-        copy(&self.model.pool, from, to);
+        self.model.pool.copy(from, to);
     }
 
     fn fetch(&mut self, from: &Buffer<u8>, to: &mut Buffer<u8>) {
-        copy(&self.model.pool, from, to);
+        self.model.pool.copy(from, to);
     }
 
     fn duplicate(&mut self, from: &Buffer<u8>, to: &mut Buffer<u8>) {
-        copy(&self.model.pool, from, to);
+        self.model.pool.copy(from, to);
     }
 
     fn save(&self, from: &Buffer<u8>, to: &mut Vec<u8>) -> Result<(), Error> {
@@ -287,7 +284,7 @@ impl Backend for Cpu<'_> {
     fn stage(&mut self, from: &[&Buffer<u8>], at: Range<usize>, first_slot: usize) {
         let begun = Instant::now();
         for (from, slot) in from.iter().zip(&mut self.slots[first_slot..]) {
-            copy(&self.model.pool, &from[at.clone()], slot);
+            self.model.pool.copy(&from[at.clone()], slot);
         }
         if let Some(gb_s) = self.link_gb_s {
             let bytes = (from.len() * at.len()) as f64;
@@ -664,7 +661,7 @@ impl Backend for Cpu<'_> {
                     stream_ms: ms(streaming),
                     host_ms: ms(mixer.host_took()),
                     // The host makes them.
-                    are_copied: false,
+                    copied: Copied::ByHost,
                     is_unusual,
                 };
                 store.took(&took);
@@ -820,13 +817,6 @@ fn memory(what: &'static str) -> impl Fn(OutOfMemory) -> Error {
         what: what.to_owned(),
         source,
     }
-}
-
-/// Copies over all threads.
-pub(crate) fn copy(pool: &Pool, from: &[u8], to: &mut [u8]) {
-    pool.chunks_mut(to, COPY_BYTES, |i, to| {
-        to.copy_from_slice(&from[i * COPY_BYTES..][..to.len()]);
-    });
 }
 
 /// Adds a bias to each row of `out` `[T, N]`, if there is one.

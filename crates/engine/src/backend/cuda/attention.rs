@@ -21,7 +21,8 @@ use quant::act::Passes;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of lists that a step sends before it waits for some: those of a hundred layers of 250 blocks.
+/// Bytes of lists that a step sends before it waits for some, at least: those of a hundred layers of 250 blocks. A token that is recorded cannot wait, so there
+/// is always room for all of one's.
 const OUTBOX_BYTES: usize = 1 << 20;
 
 /// Spans of a prompt's attention that are done side by side.
@@ -129,7 +130,12 @@ impl Attends {
             })
         };
         let layers = (0..c.n_layer).map(layer);
-        let layers = layers.collect::<Result<_, cuda::Error>>()?;
+        let layers = layers.collect::<Result<Vec<LayerLists>, cuda::Error>>()?;
+        let of_token = |layer: &LayerLists| {
+            let lists = &layer.sequences[0];
+            lists.there.bytes() + lists.parts.bytes() + layer.written.bytes()
+        };
+        let outbox_bytes = layers.iter().map(of_token).sum::<usize>().max(OUTBOX_BYTES);
         let spans = Spans::values(&shape, c.heads, ubatch, SPANS_AT_ONCE);
         Ok(Self {
             kernels: Attention::new(device, Target::Best, shape, c.heads)?,
@@ -144,7 +150,7 @@ impl Attends {
             ring: Ring::new(stream, transfers)?,
             tape: None,
             attender,
-            outbox: Outbox::new(device, OUTBOX_BYTES)?,
+            outbox: Outbox::new(device, outbox_bytes)?,
         })
     }
 
@@ -450,6 +456,18 @@ impl Attends {
     pub(super) fn end_recording(&mut self) -> Result<(Recorded, bool), cuda::Error> {
         let tape = self.tape.take().expect("a recording was begun");
         Ok((tape.end()?, self.outbox.is_clear()))
+    }
+
+    /// Lists that were recorded were not sent: all are sent anew.
+    pub(super) fn forget_lists(&mut self) {
+        for layer in &mut self.layers {
+            layer.written.forget();
+            layer.staged.iter_mut().for_each(Table::forget);
+            for lists in &mut layer.sequences {
+                lists.there.forget();
+                lists.folded.clear();
+            }
+        }
     }
 
     /// Does a recorded step for the token at a position.

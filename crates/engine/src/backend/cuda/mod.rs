@@ -415,9 +415,16 @@ impl Backend for Cuda<'_> {
         let n = tokens.len();
         let mut stepped = Stepped::Given;
         self.generated = n == 1;
-        // Who copies cells through memory of its own cannot answer meanwhile what layers ask of placed experts.
-        let asks = again == Again::Spilled && self.experts().is_some();
-        if again != Again::No && self.listed == n && !self.is_poor && !asks {
+        // What layers ask of placed experts is answered once all of a token is given, so each is recorded, if only for one time. Who copies cells through
+        // memory of its own cannot answer meanwhile.
+        let asks = n == 1 && self.experts().is_some();
+        let is_recorded = match again {
+            Again::No => false,
+            Again::Anew => asks,
+            Again::Resident => asks || self.listed == n,
+            Again::Spilled => !asks && self.listed == n,
+        };
+        if is_recorded && !self.is_poor {
             stepped = Stepped::Repeated;
             let step = |b: &mut Self| {
                 stepped = Stepped::Recorded;

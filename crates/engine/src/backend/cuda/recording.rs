@@ -6,6 +6,8 @@
 //! graph goes on with. There is a graph for each number of sequences. With cells in host memory a step of one sequence is several graphs, between
 //! which streams wait for each other, and others whenever blocks change ([`tape`](super::tape)); it is the third step that is recorded then, for only that
 //! one waits for the batches of copies that all later ones wait for.
+//!
+//! A token whose layers ask the host about placed experts is recorded whether or not there will be others like it: it is given in one call before anybody answers.
 
 use super::Cuda;
 use super::tape::Recorded;
@@ -59,10 +61,11 @@ impl Cuda<'_> {
                 b.resident.resize_with(n + 1, || None);
             }
             let is_spilled = again == Again::Spilled;
-            let known = if is_spilled {
-                b.spilled.take()
-            } else {
-                b.resident[n].take()
+            let known = match again {
+                _ if b.listed != n => None,
+                Again::No | Again::Anew => None,
+                Again::Resident => b.resident[n].take(),
+                Again::Spilled => b.spilled.take(),
             };
             let (mut recorded, is_lasting) = match known {
                 Some(recorded) => (recorded, true),
@@ -73,6 +76,7 @@ impl Cuda<'_> {
                         );
                         b.is_poor = true;
                         b.attends.ring.catch_up()?;
+                        b.attends.forget_lists();
                         step(b);
                         return Ok(());
                     }
@@ -94,15 +98,17 @@ impl Cuda<'_> {
             b.attends
                 .repeat(&b.stream, &mut recorded, positions[0].start)?;
             let giving = given.elapsed();
-            let recorded = is_lasting.then_some(recorded);
-            if is_spilled {
-                b.spilled = recorded;
+            let once = if !is_lasting {
+                Some(recorded)
+            } else if is_spilled {
+                b.spilled.replace(recorded)
             } else {
-                b.resident[n] = recorded;
-            }
+                b.resident[n].replace(recorded)
+            };
             b.listed = n;
             // The driver is not called before.
             b.answer_mixtures()?;
+            drop(once);
             if let Some(marks) = marks {
                 b.stream.record(&marks[1])?;
                 b.timed = Some(Timed {

@@ -154,6 +154,24 @@ pub(crate) fn fetch_behind(bytes: &[u8], near: usize) {
     fetch(bytes, [near + AHEAD_BYTES[0], near]);
 }
 
+/// Fetches all cache lines of some values.
+#[inline(always)]
+pub(crate) fn fetch_all<T: Plain>(values: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let begin = values.as_ptr().cast::<i8>();
+        // The last line too, where the first value is not at a line's beginning.
+        let bytes = size_of_val(values) + begin.addr() % ALIGN;
+        for at in (0..bytes).step_by(ALIGN) {
+            // SAFETY: a prefetch of any address is only a hint and never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(begin.wrapping_add(at)) };
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = values;
+}
+
 #[inline(always)]
 fn fetch(bytes: &[u8], [far, near]: [usize; 2]) {
     #[cfg(target_arch = "x86_64")]

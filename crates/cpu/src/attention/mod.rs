@@ -30,7 +30,7 @@ mod weighted;
 pub use layout::{KvShape, KvShapeError, KvType, NewCell, append, append_each, tame, write_cell};
 
 use crate::isa::Isa;
-use crate::mem::{Buffer, OutOfMemory, Shared};
+use crate::mem::{Buffer, OutOfMemory, Shared, fetch_all};
 use crate::pool::Pool;
 use kernel::{Next, ROWS_A_GROUP, Rows, Scratch, attend_spans, finish, merge};
 use std::cell::RefCell;
@@ -48,6 +48,9 @@ const VALUES_MAX: usize = 12 * 1024;
 
 /// Work items a thread, so that threads of unequal speed end together.
 const ITEMS_A_THREAD: usize = 4;
+
+/// Partial results that are fetched ahead of the one that is folded: each lies in the cache of the thread that made it.
+const PARTS_AHEAD: usize = 8;
 
 /// What attention needs to know of a layer, beside its cache.
 #[derive(Debug, Clone, Copy)]
@@ -380,7 +383,12 @@ fn attend_to(
             scratch.reserve(&rows);
             resume(&rows, scratch);
             let mut open = opened;
+            let of_part = |i: usize| &saved[(i * params.heads + head) * size..][..size];
+            (0..parts.min(PARTS_AHEAD)).for_each(|i| fetch_all(of_part(i)));
             for i in 0..parts {
+                if i + PARTS_AHEAD < parts {
+                    fetch_all(of_part(i + PARTS_AHEAD));
+                }
                 let group = group_of(i);
                 if open != Some(group) {
                     let (total, partial) = (&mut scratch.total, &scratch.group);
@@ -388,8 +396,7 @@ fn attend_to(
                     scratch.group.clear();
                 }
                 open = Some(group);
-                let at = (i * params.heads + head) * size;
-                scratch.block.load(0, &saved[at..][..size]);
+                scratch.block.load(0, of_part(i));
                 let (group, partial) = (&mut scratch.group, &scratch.block);
                 merge(isa, 1, shape.c_v, group, partial);
             }

@@ -81,9 +81,8 @@ fn tiles32_of_sets<U: Unpack32, const S: usize>(
                 blocks.ahead::<1>(b, 0);
                 let block = blocks.block(b);
                 let (codes, scales) = (codes::<U>(block, 0), scales::<U>(block));
-                for (s, acc) in acc.iter_mut().enumerate() {
-                    add_set::<U>(&codes, scales, &sets.block(s, b), acc);
-                }
+                let sets = std::array::from_fn(|s| sets.block(s, b));
+                add_sets::<U, S>(&codes, scales, &sets, &mut acc);
             }
             let acc = acc.as_flattened().iter().take(acts.tokens());
             for (t, acc) in acc.enumerate() {
@@ -93,30 +92,56 @@ fn tiles32_of_sets<U: Unpack32, const S: usize>(
     }
 }
 
-/// Adds a block's products with a set.
+/// Adds a block's products with sets, group by group: as many sums as tokens wait for each other, instead of those of a token.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
-fn add_set<U: Unpack32>(
+fn add_sets<U: Unpack32, const S: usize>(
     codes: &[__m512i; 8],
     [d, m]: [__m512; 2],
-    set: &Set<'_>,
-    acc: &mut [__m512; FEW],
+    sets: &[Set<'_>; S],
+    acc: &mut [[__m512; FEW]; S],
 ) {
-    let mut dot = [_mm512_setzero_si512(); FEW];
+    let mut dots = [[_mm512_setzero_si512(); FEW]; S];
     if U::BIAS != 0 {
         // Codes are raised by BIAS; what that adds is taken off beforehand.
-        dot = array!([dot[0]; FEW], |j| _mm512_set1_epi32(-U::BIAS * set.sum[j]));
+        for (dots, set) in dots.iter_mut().zip(sets) {
+            for (dot, sum) in dots.iter_mut().zip(set.sum) {
+                *dot = _mm512_set1_epi32(-U::BIAS * sum);
+            }
+        }
     }
     each_group!(|g| {
-        for (dot, q) in dot.iter_mut().zip(set.q) {
-            *dot = _mm512_dpbusd_epi32(*dot, codes[g], group(q, g));
+        for (dots, set) in dots.iter_mut().zip(sets) {
+            for (dot, q) in dots.iter_mut().zip(set.q) {
+                *dot = _mm512_dpbusd_epi32(*dot, codes[g], group(q, g));
+            }
         }
+        in_order(&mut dots);
     });
-    for j in 0..FEW {
-        let scale = _mm512_mul_ps(d, _mm512_set1_ps(set.d[j]));
-        acc[j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[j]), scale, acc[j]);
-        if has_min(U::TY) {
-            acc[j] = _mm512_fmadd_ps(m, _mm512_set1_ps(set.ds[j]), acc[j]);
+    for (s, set) in sets.iter().enumerate() {
+        for j in 0..FEW {
+            let acc = &mut acc[s][j];
+            let scale = _mm512_mul_ps(d, _mm512_set1_ps(set.d[j]));
+            *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[s][j]), scale, *acc);
+            if has_min(U::TY) {
+                *acc = _mm512_fmadd_ps(m, _mm512_set1_ps(set.ds[j]), *acc);
+            }
+        }
+    }
+}
+
+/// Keeps the order of the source at this place. Left alone, a compiler computes one token's sum after the other.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn in_order<const S: usize>(sums: &mut [[__m512i; FEW]; S]) {
+    for sum in sums.as_flattened_mut() {
+        // SAFETY: no instruction at all.
+        unsafe {
+            std::arch::asm!(
+                "/* {0} */",
+                inout(zmm_reg) * sum,
+                options(nomem, nostack, preserves_flags)
+            );
         }
     }
 }

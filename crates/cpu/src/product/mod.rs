@@ -9,7 +9,7 @@
 //! | `avx2_32` | blocks of 32 | the same, block by block, which are unpacked on the way through the first tokens' products |
 //! | `gemv256` | up to 4 tokens, of blocks of 32 up to 3 | the same, weights unpacked in registers |
 //! | `avx512` | quantised | `vpdpbusd` on 16 rows a register, up to 8 tokens a pass over unpacked weights |
-//! | `gemv512` | quantised, up to 8 tokens | the same, weights unpacked in registers; of blocks of 32 four tokens side by side, from 4 on |
+//! | `gemv512` | quantised, up to 8 tokens | the same, weights unpacked in registers; of blocks of 32 all tokens side by side, from 4 on |
 //! | `amx` | quantised, many tokens | 16 x 16 tiles; super-blocks as two planes, so that a tile runs over all 256 values |
 //! | `float` | F32, F16, BF16 | 16 rows a register, `fma` along K |
 //!

@@ -379,9 +379,10 @@ fn soak(server: &Server, args: &LoadArgs) -> Result<Answers> {
     Ok(answers)
 }
 
-/// Asks some of the prompts again, one at a time, of a server that has answered nothing yet.
+/// Asks some of the prompts again, one at a time, of a server that has answered nothing yet. It has room for as many as the other one: with
+/// less to hold it may choose another form of the cache.
 fn compare(args: &LoadArgs, answers: &Answers) -> Result<()> {
-    let server = Server::start(args, 1)?;
+    let server = Server::start(args, args.clients)?;
     let some = answers.iter().step_by((answers.len() / 40).max(1));
     let mut compared = 0;
     for (key, (size, answer)) in some {

@@ -1,15 +1,16 @@
 //! Logits of which only the largest is looked at.
 //!
 //! Their first pass leaves out what the activations' codes lose. What the second one would add is at most the norm of a row of weights times that of
-//! what it is multiplied with: a logit that such sums can not make the largest needs no second pass. Those that are left, mostly a few, get theirs by
-//! the definition, and with it the bits of two passes.
+//! what it is multiplied with: a logit that such sums can not raise to what the one that is largest in the first pass has in the end needs no second
+//! pass. Those that are left, mostly a few, get theirs by the definition, and with it the bits of two passes; where too many are left of a token, all
+//! of its logits do.
 
 use crate::model::Model;
 use cpu::product::row_norms;
 use quant::act::ActRow;
 use quant::product::{act_block, dot_quantised};
 use quant::tile::TileMatrix;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// What rounding adds to a bound is far less: some thousand operations, of 2^-24 each.
 const SLACK: f64 = 1.01;
@@ -17,7 +18,7 @@ const SLACK: f64 = 1.01;
 /// More logits of a token than this are cheaper in a second pass of all.
 const SETTLED_MAX: usize = 512;
 
-/// Steps for which all get two passes after there were too many.
+/// Steps for which all get two passes after most tokens were left.
 const PAUSE_STEPS: usize = 32;
 
 #[derive(Debug, Default)]
@@ -28,8 +29,8 @@ pub(super) struct Largest {
 }
 
 impl Largest {
-    /// Adds the second pass, where it may matter, to the first `of` logits of each of `n` tokens, whose activations are `last` `[n, D]`. `false`:
-    /// there are too many of them, or it is not known.
+    /// Adds the second pass, where it may matter, to the first `of` logits of each of `n` tokens, whose activations are `last` `[n, D]`. Returns those
+    /// tokens, in order, of which it may matter for too many, or it is not known.
     pub(super) fn settle(
         &mut self,
         model: &Model,
@@ -37,29 +38,32 @@ impl Largest {
         n: usize,
         of: usize,
         logits: &mut [f32],
-    ) -> bool {
+    ) -> Vec<usize> {
         let (width, n_vocab) = (model.config().width, model.config().n_vocab);
         let w = model.output().view(&model.weights);
         if self.norms.is_none() {
             self.norms = row_norms(&model.pool, &w);
         }
         let (Some(norms), Some(block)) = (&self.norms, act_block(w.ty())) else {
-            return false;
+            return (0..n).collect();
         };
-        let all = AtomicBool::new(true);
+        let left = Mutex::new(Vec::new());
         let logits = &mut logits[..n * n_vocab];
         model.pool.chunks_mut(logits, n_vocab, |t, logits| {
             let x = &last[t * width..][..width];
             let lost = ActRow::new(x, block).second(x);
             if !settle(&w, norms, &lost, &mut logits[..of.min(n_vocab)]) {
-                all.store(false, Ordering::Relaxed);
+                left.lock().unwrap_or_else(PoisonError::into_inner).push(t);
             }
         });
-        let all = all.into_inner();
-        if !all {
-            self.pause = PAUSE_STEPS;
-        }
-        all
+        let mut left = left.into_inner().unwrap_or_else(PoisonError::into_inner);
+        left.sort_unstable();
+        left
+    }
+
+    /// Says that most tokens were left.
+    pub(super) fn pause(&mut self) {
+        self.pause = PAUSE_STEPS;
     }
 
     /// Whether it is worth a try.
@@ -88,21 +92,27 @@ const LANES: usize = 64;
 fn settle(w: &TileMatrix<'_>, norms: &[f32], lost: &ActRow, logits: &mut [f32]) -> bool {
     let length = (norm_of(lost) * SLACK) as f32;
     let mut lanes = [f32::NEG_INFINITY; LANES];
-    for (logits, norms) in logits.chunks(LANES).zip(norms.chunks(LANES)) {
-        for ((lane, &x), &norm) in lanes.iter_mut().zip(logits).zip(norms) {
-            let least = x - norm * length;
-            *lane = if least > *lane { least } else { *lane };
+    for logits in logits.chunks(LANES) {
+        for (lane, &x) in lanes.iter_mut().zip(logits) {
+            *lane = if x > *lane { x } else { *lane };
         }
     }
+    let first = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    let Some(row) = logits.iter().position(|&x| x == first) else {
+        return false;
+    };
     // What the largest becomes at least. Rounding keeps the order: what stays below that stays below the largest.
-    let least = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    let least = first + dot_quantised(w, row, lost);
     if !(length.is_finite() && least.is_finite()) {
         return false;
     }
     let mut left = Vec::new();
     let rows = logits.chunks(LANES).zip(norms.chunks(LANES));
     for (i, (logits, norms)) in rows.enumerate() {
-        let may_be = |(x, norm): (&f32, &f32)| x + norm * length >= least;
+        let may_be = |(x, norm): (&f32, &f32)| {
+            let is_below = x + norm * length < least;
+            !is_below
+        };
         let any = logits
             .iter()
             .zip(norms)
@@ -204,10 +214,14 @@ mod tests {
         let data = vec![0x20; 64 * TensorType::Q8_0.block_bytes()];
         let w = TileMatrix::new(TensorType::Q8_0, 64, 32, &data);
         let lost = ActRow::new(&[1e-3; 32], 32);
-        let ones = [1.0; SETTLED_MAX + 1];
-        // Too many equal ones; an infinity; a NaN for all norms.
-        assert!(!settle(&w, &ones, &lost, &mut ones.clone()));
-        assert!(!settle(&w, &ones, &lost, &mut [f32::INFINITY; 64]));
-        assert!(!settle(&w, &[f32::NAN; 64], &lost, &mut [1.0; 64]));
+        let (ones, norms) = ([1.0; SETTLED_MAX + 1], [2.0; SETTLED_MAX + 1]);
+        // Too many equal ones; an infinity.
+        assert!(!settle(&w, &norms, &lost, &mut ones.clone()));
+        assert!(!settle(&w, &norms, &lost, &mut [f32::INFINITY; 64]));
+        // Where a norm is none, the second pass is computed.
+        let mut all = [1.0; 64];
+        assert!(settle(&w, &[f32::NAN; 64], &lost, &mut all));
+        let second = |row| dot_quantised(&w, row, &lost);
+        assert!((0..64).all(|row| all[row] == 1.0 + second(row) && all[row] > 1.0));
     }
 }

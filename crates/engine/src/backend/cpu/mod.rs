@@ -123,6 +123,41 @@ impl Cpu<'_> {
         }
     }
 
+    /// Computes the logits of some of `n` tokens, at most half of them, anew, in two passes.
+    fn compute_some(&mut self, n: usize, some: &[usize]) {
+        let (model, c) = (self.model, self.model.config());
+        let w = model.output().view(&model.weights);
+        let rows = some
+            .iter()
+            .flat_map(|t| &self.last[t * c.width..][..c.width]);
+        let x: Vec<f32> = rows.copied().collect();
+        let (acts32, acts256) = (&mut self.acts32, &mut self.acts256);
+        let operand = quantise(
+            model,
+            acts32,
+            acts256,
+            &x,
+            some.len(),
+            &[w.ty()],
+            Passes::Two,
+        );
+        let (logits, out) = self.logits.split_at_mut(n * c.n_vocab);
+        let out = &mut out[..operand.tokens * c.n_vocab];
+        products(&model.pool, model.isa, &operand, &mut [Task { w, out }]);
+        let (firsts, seconds) = out.split_at_mut(some.len() * c.n_vocab);
+        let passes = firsts
+            .chunks_exact(c.n_vocab)
+            .zip(seconds.chunks_exact(c.n_vocab));
+        for (t, (first, second)) in some.iter().zip(passes) {
+            let logits = &mut logits[t * c.n_vocab..][..c.n_vocab];
+            model.pool.chunks_mut(logits, LOGITS_A_CHUNK, |i, logits| {
+                let at = i * LOGITS_A_CHUNK..i * LOGITS_A_CHUNK + logits.len();
+                logits.copy_from_slice(&first[at.clone()]);
+                ops::add(model.isa, logits, &second[at]);
+            });
+        }
+    }
+
     /// Multiplies what it gave with the output matrix. Returns how many rows came of it, one a token and pass.
     fn multiply_last(&mut self, n: usize, passes: Passes) -> usize {
         let (model, c) = (self.model, self.model.config());
@@ -509,8 +544,9 @@ impl Backend for Cpu<'_> {
         let Some((first, _)) = sequences.first() else {
             return;
         };
-        // Where sequences give threads too little to share, each is spread over all of them.
-        if sequences.len() * first.shape.heads < LONE_ITEMS_A_THREAD * model.pool.threads() {
+        // Where heads of sequences give threads too little to share, each sequence is spread over all of them.
+        let spans = sequences.iter().map(|(_, spans)| spans.len());
+        if !goes_by_heads(spans, first.shape.heads, model.pool.threads()) {
             for (attending, spans) in sequences {
                 self.attend(attending, q, spans, Step::ONLY, out);
             }
@@ -741,8 +777,12 @@ impl Backend for Cpu<'_> {
         self.norm_last(x, rows.clone());
         self.multiply_last(n, Passes::One);
         let (last, logits) = (&self.last, &mut self.logits);
-        if !self.largest.settle(model, last, n, of, logits) {
+        let left = self.largest.settle(model, last, n, of, logits);
+        if 2 * left.len() > n {
+            self.largest.pause();
             self.compute_logits(x, rows);
+        } else if !left.is_empty() {
+            self.compute_some(n, &left);
         }
     }
 
@@ -758,8 +798,18 @@ impl Backend for Cpu<'_> {
 /// Logits that a thread adds at a time what their second pass gave.
 const LOGITS_A_CHUNK: usize = 16 << 10;
 
-/// Heads of sequences a thread, from which on each is one thread's.
-const LONE_ITEMS_A_THREAD: usize = 3;
+/// Whether sequences of so many spans are attended sooner in one fork, each KV head of each by one thread, than one after the other, each over all
+/// threads: in spans of a head, of which a fork costs about one.
+fn goes_by_heads(spans: impl Iterator<Item = usize>, heads: usize, threads: usize) -> bool {
+    let (mut all, mut longest, mut in_turns) = (0, 0, 0);
+    for spans in spans {
+        all += spans * heads;
+        longest = longest.max(spans);
+        in_turns += (spans * heads).div_ceil(threads) + 1;
+    }
+    // The longest is one thread's work; and threads do not end together.
+    longest.max(all.div_ceil(threads) + longest / 4) <= in_turns
+}
 
 /// What a layer's attention is, beside its cells.
 fn params<'m>(model: &'m Model, attending: &Attending<'_>) -> Params<'m> {
@@ -883,5 +933,22 @@ fn quantise<'a>(
         k,
         acts32,
         acts256,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_sequences_go_by_heads_and_few_long_ones_in_turns() {
+        let equal = |n: usize, spans: usize| std::iter::repeat_n(spans, n);
+        // Short ones cannot be spread; many long ones need not be.
+        assert!(goes_by_heads(equal(8, 1), 3, 16));
+        assert!(goes_by_heads(equal(2, 1), 2, 16));
+        assert!(goes_by_heads(equal(8, 32), 3, 2));
+        // Two long ones would leave threads without work; nor does a long one wait for one thread while others are done.
+        assert!(!goes_by_heads(equal(2, 16), 2, 16));
+        assert!(!goes_by_heads(equal(7, 1).chain([32]), 3, 16));
     }
 }

@@ -136,6 +136,10 @@ constexpr int BATCH = 272, COLUMNS = 32, WORKERS = 9, FOLD_THREADS = COLUMNS * W
 // Blocks of a group; groups of a batch that a worker has.
 constexpr int GROUP = 4, PER_WORKER = (BATCH / GROUP + WORKERS - 1) / WORKERS;
 
+// Entries that workers read, whether there are as many or not: a thread looks up one.
+constexpr int READ = PER_WORKER * WORKERS * GROUP;
+static_assert(READ == FOLD_THREADS && READ > BATCH, "an entry a thread, and the one behind a batch");
+
 // Parts up to which nothing is shared, and how many of them are on their way.
 constexpr int FEW_PARTS = 12, FEW_AT_ONCE = 4;
 
@@ -204,7 +208,10 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 3) fold(const float* 
                                                                __half* s16, int how) {
     __shared__ __align__(16) float values[BATCH][COLUMNS + 1];  // of groups; in the last column l
     __shared__ Part listed[BATCH + 1], entries[BATCH];
-    __shared__ float m_of[BATCH], l_of[BATCH], a_of[BATCH], b_of[BATCH], a_group[GROUPS_ROOM], b_group[GROUPS_ROOM], m_all, sum;
+    __shared__ const float* rows[READ];  // where listed entries lie; behind the last one as that
+    __shared__ __align__(16) float a_of[READ], b_of[READ];
+    __shared__ float m_of[BATCH], l_of[BATCH], m_all, sum;
+    __shared__ float2 of_group[GROUPS_ROOM];
     __shared__ int group_at[BATCH + 1], warps[BATCH_WARPS];
     const int t = threadIdx.x, column = t % COLUMNS, worker = t / COLUMNS, head = blockIdx.x, size = 2 + c;
     const int at = blockIdx.y * COLUMNS + column, n = (int)*count;
@@ -304,7 +311,9 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 3) fold(const float* 
         if (needs_all) return;
     } else {
         auto list = [&](int start) {
-            for (int i = t; i <= BATCH && start + i < n; i += FOLD_THREADS) listed[i] = parts[start + i];
+            const Part part = parts[min(start + t, n - 1)];
+            rows[t] = row(part);
+            if (t <= BATCH) listed[t] = part;
         };
         // One whole result at the beginning is nobody's neighbour.
         const int alone = parts[0].group >> 31;
@@ -322,17 +331,15 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 3) fold(const float* 
             __syncthreads();
             if (start + batch < n)  // groups stay whole: the host sees to it that each has fewer parts than a batch
                 while (batch > 1 && listed[batch - 1].group == listed[batch].group) batch--;
-            float m = 0.0f, l = 0.0f;
-            if (t < batch) m = row(listed[t])[0], l = row(listed[t])[1];
+            // All of this is on its way at once: nothing of it may be put aside, for that would wait for it.
+            float m = loaded(rows[t]), l = loaded(rows[t] + 1);
             // Whole groups of four blocks, each with cells: nearly always. What follows then needs neither lists nor searches.
             float x[PER_WORKER][GROUP];
 #pragma unroll
             for (int j = 0; j < PER_WORKER; j++)
 #pragma unroll
-                for (int i = 0; i < GROUP; i++) {
-                    const int e = (worker + j * WORKERS) * GROUP + i;
-                    x[j][i] = e < batch && at < c ? row(listed[e])[2 + at] : 0.0f;
-                }
+                for (int i = 0; i < GROUP; i++) x[j][i] = loaded(rows[(worker + j * WORKERS) * GROUP + i] + 2 + min(at, c - 1));
+            if (t >= batch) m = l = 0.0f;
             if (__syncthreads_and(t >= batch || (l != 0.0f && listed[t].group == listed[0].group + t / GROUP && listed[t].group >> 31 == 0))) {
                 const int groups_here = (batch + GROUP - 1) / GROUP, in_group = t % GROUP, warp = t / 32, lane = t % 32;
                 {
@@ -343,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 3) fold(const float* 
                         before = in_group >= i ? fmaxf(before, other) : before;
                     }
                     const float now = fmaxf(before, m), of_a = math::exp_weight(before - now), of_b = math::exp_weight(m - now);
-                    if (t < BATCH) a_of[t] = of_a, b_of[t] = of_b;
+                    a_of[t] = of_a, b_of[t] = of_b;
                     float sum_l = l;
 #pragma unroll
                     for (int i = 1; i < GROUP; i++) {
@@ -356,10 +363,12 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 3) fold(const float* 
 #pragma unroll
                 for (int j = 0; j < PER_WORKER; j++) {
                     const int g = worker + j * WORKERS;
+                    const float4 a = ((const float4*)a_of)[g], b = ((const float4*)b_of)[g];
+                    const float as[GROUP] = {a.x, a.y, a.z, a.w}, bs[GROUP] = {b.x, b.y, b.z, b.w};
                     float o = x[j][0];
 #pragma unroll
                     for (int i = 1; i < GROUP; i++)
-                        if (g * GROUP + i < batch) o = fmaf(x[j][i], b_of[g * GROUP + i], o * a_of[g * GROUP + i]);
+                        if (g * GROUP + i < batch) o = fmaf(x[j][i], bs[i], o * as[i]);
                     values[g][column] = o;
                 }
                 if (warp < GROUPS_ROOM / 32) {  // a lane a group
@@ -374,14 +383,14 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS, 3) fold(const float* 
                         scan = lane >= i ? fmaxf(scan, other) : scan;
                     }
                     const float up_to = __shfl_up_sync(~0u, scan, 1), before = lane > 0 ? fmaxf(carry, up_to) : carry, now = fmaxf(before, own);
-                    a_group[t] = math::exp_weight(before - now), b_group[t] = math::exp_weight(own - now);
+                    of_group[t] = {math::exp_weight(before - now), math::exp_weight(own - now)};
                     if (t == BATCH / GROUP - 1) m_all = fmaxf(carry, scan);
                 }
                 __syncthreads();
                 if (t <= COLUMNS) {
                     if (!any) value = values[0][t];
 #pragma unroll 8
-                    for (int g = any ? 0 : 1; g < groups_here; g++) value = fmaf(values[g][t], b_group[g], value * a_group[g]);
+                    for (int g = any ? 0 : 1; g < groups_here; g++) value = fmaf(values[g][t], of_group[g].y, value * of_group[g].x);
                 }
                 m_total = m_all, any = true;
                 __syncthreads();

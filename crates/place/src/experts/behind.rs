@@ -16,7 +16,8 @@ const MOST: usize = 32;
 const MORE: usize = 2;
 
 /// Copies behind a prompt's layer for which the host works, so that they hold the next layer up, while the cache has room. They are worth it from the second
-/// prompt on that finds them there: all of them at once would make the first one as slow as without the CPU's share, while so many fill the cache in two.
+/// prompt on that finds them there: all of them at once would make the first one as slow as without the CPU's share, while so many, or half of what the CPU computes of
+/// a layer if that is more, fill the cache in two.
 const BY_HOST: usize = 16;
 
 /// Copies behind a generated token's layer, at most: what they take delays the next one, which reads over the same link.
@@ -50,20 +51,21 @@ impl Behind {
         self.waiting.insert(blob);
     }
 
-    /// Takes those whose turn it is behind a layer: `take` says whether one is copied. What is not worth it waits no longer.
+    /// Takes those whose turn it is behind a layer: `take` says whether one is copied. What is not worth it waits no longer. `by_cpu`: experts of the layer that the CPU
+    /// computes, if the cache has room for more.
     pub(super) fn choose(
         &mut self,
         usage: &Usage,
         layer: usize,
         generated: bool,
-        has_room: bool,
+        by_cpu: Option<usize>,
         mut take: impl FnMut(Blob) -> bool,
     ) {
         let layers = usage.layers().len();
-        let of_prompt = match (self.is_by_host, has_room) {
+        let of_prompt = match (self.is_by_host, by_cpu) {
             (false, _) => self.prompt,
-            (true, true) => BY_HOST,
-            (true, false) => LEAST,
+            (true, Some(n)) => n.div_ceil(2).max(BY_HOST),
+            (true, None) => LEAST,
         };
         // A token's neighbours use what it used, so what was missing just now comes first; a prompt goes on to layers that have not been.
         let (most, from) = match generated {
@@ -117,7 +119,7 @@ mod tests {
     fn chosen(behind: &mut Behind, layer: usize, generated: bool) -> Vec<(usize, u32)> {
         let usage = usage();
         let mut chosen = Vec::new();
-        behind.choose(&usage, layer, generated, true, |blob| {
+        behind.choose(&usage, layer, generated, None, |blob| {
             chosen.push(usage.place(blob));
             true
         });
@@ -157,8 +159,8 @@ mod tests {
             asked += 1;
             false
         };
-        behind.choose(&usage, 0, false, true, &mut none);
-        behind.choose(&usage, 0, false, true, &mut none);
+        behind.choose(&usage, 0, false, None, &mut none);
+        behind.choose(&usage, 0, false, None, &mut none);
         assert_eq!(asked, 9);
     }
 
@@ -174,13 +176,18 @@ mod tests {
         let usage = usage();
         let mut behind = Behind::new();
         behind.took(Copied::ByHost);
-        for (has_room, expected) in [(true, BY_HOST), (false, LEAST), (true, BY_HOST)] {
+        for (by_cpu, expected) in [
+            (Some(0), BY_HOST),
+            (None, LEAST),
+            (Some(2 * BY_HOST), BY_HOST),
+            (Some(51), 26),
+        ] {
             (0..64).for_each(|blob| behind.push(blob));
-            behind.choose(&usage, 0, false, has_room, |_| true);
+            behind.choose(&usage, 0, false, by_cpu, |_| true);
             assert_eq!(behind.chosen, expected);
         }
         behind.took(Copied::Late);
-        behind.choose(&usage, 0, false, true, |_| true);
+        behind.choose(&usage, 0, false, None, |_| true);
         assert_eq!(behind.chosen, LEAST);
     }
 
@@ -193,7 +200,7 @@ mod tests {
         let mut most = Vec::new();
         for layer in 0..64 {
             all(&mut behind);
-            behind.choose(&usage, layer % 4, false, true, |_| true);
+            behind.choose(&usage, layer % 4, false, None, |_| true);
             behind.took(in_time(behind.chosen <= 11));
             most.push(behind.prompt);
         }
@@ -204,14 +211,14 @@ mod tests {
         for _ in 0..64 {
             behind.waiting.clear();
             behind.push(1);
-            behind.choose(&usage, 0, false, true, |_| true);
+            behind.choose(&usage, 0, false, None, |_| true);
             behind.took(Copied::InTime);
         }
         assert_eq!(behind.prompt, before);
         // No link is so fast that a layer has more than so many.
         for _ in 0..64 {
             all(&mut behind);
-            behind.choose(&usage, 0, false, true, |_| true);
+            behind.choose(&usage, 0, false, None, |_| true);
             behind.took(Copied::InTime);
         }
         assert_eq!(behind.prompt, MOST);

@@ -573,8 +573,9 @@ impl Experts {
         } = self;
         copies.clear();
         let counts = &mut counts[usize::from(self.generated)];
-        let has_room = cache.has_room();
-        behind.choose(usage, layer, self.generated, has_room, |blob| {
+        let of_host = self.served.iter().filter(|s| s.way == Way::Host);
+        let by_cpu = cache.has_room().then(|| of_host.clone().count());
+        behind.choose(usage, layer, self.generated, by_cpu, |blob| {
             if cache.slot(blob).is_some() {
                 return false;
             }
@@ -591,7 +592,6 @@ impl Experts {
             true
         });
         if self.slots.cached() > 0 {
-            let of_host = self.served.iter().filter(|s| s.way == Way::Host);
             of_host.for_each(|s| behind.push(usage.blob(layer, s.expert)));
         }
     }

@@ -396,38 +396,39 @@ fn a_cpu_that_helps_is_used() {
     assert!(shared < off * 0.65, "{shared} {off}");
 }
 
-/// A CPU that looked six times as fast as it is: its first layers are slower than without it, the others are not.
+/// A CPU whose first layer takes ten times as long as others, as threads sleep: what it gets of the next one is too little to gain anything.
 #[test]
 fn what_a_wrong_balance_loses_is_not_held_against_the_cpu() {
+    let machine = Machine {
+        link_gb_s: 12.0,
+        host_gb_s: 12.0,
+        hand_over_ms: 0.01,
+        link_kept: 0.88,
+        rest_ms: 0.05,
+    };
     for layers in [16, 48] {
-        let machine = Machine {
-            link_gb_s: 12.0,
-            host_gb_s: 9.0,
-            hand_over_ms: 0.01,
-            link_kept: 0.95,
-            rest_ms: 0.05,
-        };
         let one = Layer {
             experts: 64,
             used: 8,
             blob_bytes: 2 * MIB,
         };
         let settings = Settings {
-            costs: boot(12.0, 54.0),
+            costs: boot(12.0, 12.0),
             ..settings(0, Share::Auto)
         };
         let mut experts = Experts::new(&vec![one; layers], &settings, &Recalled::default());
         experts.begin(600, false);
         let used: Vec<(u32, u32)> = (0..64).map(|e| (e, 75)).collect();
-        let mut slower = 0;
+        let mut is_cold = true;
         for layer in 0..layers {
             let served = experts.serve(layer, &used).to_vec();
-            let took = machine.took(&served, 2 * MIB);
-            let host = served.iter().any(|s| s.way == Way::Host);
-            slower += usize::from(host && took.ms > 64.0 * 2.0 * MIB as f64 / 12.0 / 1e6 + 0.05);
+            let mut took = machine.took(&served, 2 * MIB);
+            if took.host_ms > 0.0 && std::mem::take(&mut is_cold) {
+                took.host_ms *= 10.0;
+                took.ms += took.host_ms;
+            }
             experts.took(&took);
         }
-        assert!((1..=3).contains(&slower), "{slower}");
         let found = experts.verdicts().buckets.into_iter().flatten().next();
         assert_eq!(found.map(|found| found.verdict.shares), Some(true));
     }
@@ -441,6 +442,8 @@ struct Filling {
     /// What a layer takes besides, and what the CPU's part takes besides.
     rest_ms: f64,
     hand_over_ms: f64,
+    /// Whether the host makes all copies, and does nothing else meanwhile.
+    copies_by_host: bool,
 }
 
 impl Filling {
@@ -482,15 +485,20 @@ impl Filling {
                 let by_host = n(|way| *way == Way::Host);
                 let hand_over_ms = self.hand_over_ms * f64::from(by_host > 0.0);
                 let host_ms = self.host_ms * by_host + hand_over_ms;
+                let behind_ms = self.link_ms * experts.copies().len() as f64;
                 let streamed = now.max(link_free) + stream_ms;
-                link_free = streamed + self.link_ms * experts.copies().len() as f64;
-                let end = (streamed * f64::from(stream_ms > 0.0)).max(now + host_ms);
-                let end = end + self.rest_ms;
+                let mut end = now + stream_ms + host_ms + behind_ms;
+                if !self.copies_by_host {
+                    link_free = streamed + behind_ms;
+                    end = (streamed * f64::from(stream_ms > 0.0)).max(now + host_ms);
+                }
+                end += self.rest_ms;
                 experts.took(&Took {
                     ms: end - now,
                     stream_ms,
                     host_ms,
                     copied: match link_free <= end {
+                        _ if self.copies_by_host => Copied::ByHost,
                         true => Copied::InTime,
                         false => Copied::Late,
                     },
@@ -518,6 +526,7 @@ fn a_cache_fills_beside_the_cpus_share_and_nothing_is_lost_by_it() {
             host_ms,
             rest_ms,
             hand_over_ms,
+            copies_by_host: false,
         };
         // There is room for all that is used, and there is not.
         for used in [52, 72, 84] {
@@ -537,6 +546,25 @@ fn a_cache_fills_beside_the_cpus_share_and_nothing_is_lost_by_it() {
             }
             assert!(auto[3..].iter().zip(&off[3..]).all(|(a, o)| *a < 1.01 * o));
         }
+    }
+}
+
+/// Where the host makes all copies, too, the third prompt finds what fits.
+#[test]
+fn a_cache_that_the_host_fills_is_full_in_the_third_prompt() {
+    let machine = Filling {
+        link_ms: 0.07,
+        host_ms: 0.04,
+        rest_ms: 0.35,
+        hand_over_ms: 0.1,
+        copies_by_host: true,
+    };
+    for used in [40, 52] {
+        let off = machine.prompts(used, Share::Off);
+        let auto = machine.prompts(used, Share::Always);
+        println!("{used} used: off {off:.1?}, auto {auto:.1?}");
+        assert!(auto[0] < 1.2 * off[0], "{off:?} {auto:?}");
+        assert!(auto[2..].iter().zip(&off[2..]).all(|(a, o)| *a < 1.02 * o));
     }
 }
 

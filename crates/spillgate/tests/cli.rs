@@ -470,7 +470,7 @@ fn every_tier_is_a_row_and_a_spill_changes_no_bit() {
     assert_eq!(report["complete"], true);
     assert_eq!(
         (&report["n_ctx"], &report["depth"]),
-        (&Value::from(640), &Value::from(631))
+        (&Value::from(640), &Value::from(629))
     );
     let rows = report["rows"].as_array().unwrap();
     let names: Vec<&str> = rows

@@ -805,17 +805,23 @@ fn a_conversation_goes_on_from_a_file() {
     };
     let dir = tempfile::TempDir::new().unwrap();
     let file = dir.path().join("conversation.kv");
-    let chat = |lines: &str, more: &[&str]| {
+    let chat = |lines: &[u8], more: &[&str]| {
         let base = ["chat", path(&model), "-n", "12", "--temp", "0"];
-        spillgate_with_stdin(&[&base[..], more].concat(), lines.as_bytes())
+        spillgate_with_stdin(&[&base[..], more].concat(), lines)
     };
-    let (first, second) = ("My name is Bartholomew.\n", "What is my name?\n");
+    let (first, second) = (
+        &b"My name is Bartholomew.\n"[..],
+        &b"What is my name?\n"[..],
+    );
     let system = ["--system", "Answer in one word."];
-    let whole = stdout(&chat(&format!("{first}{second}"), &system));
+    let whole = stdout(&chat(&[first, second].concat(), &system));
     let session = ["--session", path(&file)];
-    let begun = stdout(&chat(first, &[&system[..], &session].concat()));
+    // A line that nobody can read ends no conversation.
+    let unread = [&b"\xff\xfe\n"[..], first].concat();
+    let begun = chat(&unread, &[&system[..], &session].concat());
+    assert!(stderr(&begun).contains("not UTF-8"), "{}", stderr(&begun));
     let next = chat(second, &session);
-    assert_eq!(begun + &stdout(&next), whole);
+    assert_eq!([stdout(&begun), stdout(&next)].concat(), whole);
     let told = stderr(&next);
     assert!(
         told.contains("goes on after 2 messages") && told.contains(" kept), "),
@@ -828,7 +834,7 @@ fn a_conversation_goes_on_from_a_file() {
         "{}",
         stderr(&other)
     );
-    let anew = stdout(&chat(&format!("/clear\n{second}"), &session));
+    let anew = stdout(&chat(&[&b"/clear\n"[..], second].concat(), &session));
     let alone = stdout(&chat(second, &["--system", "Be brief."]));
     assert_eq!(anew, alone, "the system message of then");
 }

@@ -108,8 +108,8 @@ pub enum FetchError {
         /// What was answered and what was expected.
         why: String,
     },
-    /// The connection was cut again and again.
-    #[error("{url}: the connection broke {attempts} times in a row at byte {at}: {detail}")]
+    /// The connection was cut, or the server could not answer, again and again.
+    #[error("{url}: {attempts} attempts in a row got no further than byte {at}: {detail}")]
     Cut {
         /// The address.
         url: String,

@@ -1,5 +1,6 @@
 //! `chat`: a conversation on the terminal.
 
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -91,6 +92,10 @@ pub fn run(args: &ChatArgs, common: &Common) -> Result<()> {
                 continue;
             }
             Err(ReadlineError::Eof) => break,
+            Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                eprintln!("that line is not UTF-8, and is passed over");
+                continue;
+            }
             Err(error) => return Err(error).context("cannot read a line"),
         };
         match line.trim() {

@@ -1,6 +1,6 @@
 //! `ps`: servers that run on this machine.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 use std::{env, fmt};
@@ -118,14 +118,33 @@ fn status(note: &Note) -> Result<Value> {
         "GET /v1/status HTTP/1.0\r\nHost: localhost\r\n{key}\r\n"
     )?;
     let mut answer = String::new();
-    stream
-        .take(BYTES_MAX)
-        .read_to_string(&mut answer)
-        .context("no answer")?;
+    match stream.take(BYTES_MAX).read_to_string(&mut answer) {
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            bail!("no answer within {} s", PATIENCE.as_secs())
+        }
+        read => read.context("no answer")?,
+    };
     let (head, body) = answer.split_once("\r\n\r\n").context("no answer")?;
     match head.split(' ').nth(1) {
         Some("200") => Ok(serde_json::from_str(body)?),
         Some("401") => bail!("it wants its key, in {KEY_VARIABLE}"),
         status => bail!("status {}", status.unwrap_or_default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_hangs_is_said_to() {
+        let server = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let note = Note {
+            pid: 1,
+            url: format!("http://{}", server.local_addr().unwrap()),
+            model: "m".to_owned(),
+        };
+        let error = status(&note).unwrap_err();
+        assert_eq!(format!("{error:#}"), "no answer within 2 s");
     }
 }

@@ -145,16 +145,21 @@ fn pairs(
     };
     let of_part = &of_part;
     std::thread::scope(|scope| {
-        let parts = (0..n).step_by(share);
-        let begun: Vec<_> = parts
-            .map(|first| scope.spawn(move || of_part(first)))
-            .collect();
+        let begin = |first| {
+            let thread = std::thread::Builder::new();
+            // A part for which there is no thread is done here.
+            let begun = thread.spawn_scoped(scope, move || of_part(first));
+            (first, begun.ok())
+        };
+        let begun: Vec<_> = (0..n).step_by(share).map(begin).collect();
         let mut all = Vec::with_capacity(n);
-        for part in begun {
-            match part.join() {
-                Ok(pairs) => all.extend(pairs?),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
+        for (first, thread) in begun {
+            let part = match thread.map(|thread| thread.join()) {
+                None => of_part(first),
+                Some(Ok(part)) => part,
+                Some(Err(panic)) => std::panic::resume_unwind(panic),
+            };
+            all.extend(part?);
         }
         Ok(all)
     })

@@ -70,7 +70,7 @@ fn tiles32_of<U: Unpack32, const R: usize>(
                 let t = (first_set + i) * FEW;
                 t..acts.tokens().min(t + FEW)
             };
-            (0..n).flat_map(tokens).for_each(|t| out.fetch::<1>(t));
+            (0..n).flat_map(tokens).for_each(|t| out.fetch(t));
             for first in (0..w.blocks()).step_by(CHUNK32) {
                 sums.fill(zero);
                 for b in first..w.blocks().min(first + CHUNK32) {

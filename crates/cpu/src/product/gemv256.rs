@@ -42,13 +42,11 @@ impl<'a> Out<'a> {
 
     /// Fetches what [`Self::put`] will write.
     #[inline(always)]
-    pub(super) fn fetch<const N: usize>(self, t: usize) {
-        for j in 0..N {
-            // SAFETY: each tile writes its own rows of every token.
-            let out = unsafe { self.out.part((t + j) * self.n + self.row, self.rows) };
-            // SAFETY: a prefetch is only a hint and never faults.
-            unsafe { _mm_prefetch::<_MM_HINT_ET0>(out.as_ptr().cast()) };
-        }
+    pub(super) fn fetch(self, t: usize) {
+        // SAFETY: each tile writes its own rows of every token.
+        let out = unsafe { self.out.part(t * self.n + self.row, self.rows) };
+        // SAFETY: a prefetch is only a hint and never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(out.as_ptr().cast()) };
     }
 
     /// Stores a chunk's sums of tokens `t ..`, or adds them to what the chunks before gave.

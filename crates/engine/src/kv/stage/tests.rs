@@ -177,9 +177,9 @@ fn token(stage: &mut Stage, device: &mut Device, tail: &[(Id, Version)], first: 
     }
 }
 
-/// Tokens over one tail: each does what it must, until one may be recorded, which the next ones repeat; then some without a record again. Returns after how
-/// many it was recorded.
-fn tokens(slots: usize, tail: usize, first: &[usize]) -> Option<usize> {
+/// Tokens over one tail: each does what it must, until one may be recorded, which the next ones repeat; then some without a record again. Returns whether
+/// one was.
+fn tokens(slots: usize, tail: usize, first: &[usize]) -> bool {
     let (mut stage, mut device) = (Stage::new(slots), Device::new(slots));
     let tail: Vec<_> = (0..tail as u32).map(|i| (Id(i), Version(1))).collect();
     let mut step = |device: &mut Device, records: bool| {
@@ -188,13 +188,8 @@ fn tokens(slots: usize, tail: usize, first: &[usize]) -> Option<usize> {
         token(&mut stage, device, &tail, first);
         device.recorded.take()
     };
-    let mut before = 0;
-    let recorded = loop {
-        match step(&mut device, true) {
-            Some(recorded) => break recorded,
-            None if before == 5 => return None,
-            None => before += 1,
-        }
+    let Some(recorded) = (0..6).find_map(|_| step(&mut device, true)) else {
+        return false;
     };
     for _ in 0..3 {
         recorded.iter().for_each(|given| device.execute(given));
@@ -203,21 +198,21 @@ fn tokens(slots: usize, tail: usize, first: &[usize]) -> Option<usize> {
     for _ in 0..3 {
         step(&mut device, false);
     }
-    Some(before)
+    true
 }
 
 #[test]
 fn whatever_is_read_was_waited_for_and_whatever_is_replaced_was_read() {
     // The shape whose third layers once read what they had not waited for: 3184 pieces of 48 layers through 540 slots.
     let first: Vec<usize> = (0..48).map(|i| if i % 2 == 0 { 4 } else { 0 }).collect();
-    assert!(tokens(540, 68, &first).is_some());
+    assert!(tokens(540, 68, &first));
     let mut recorded = 0;
     for case in 0..3000 {
         let below = |n: usize, what: u64| part(part(7, case), what) as usize % n;
         let (layers, tail) = (2 + below(29, 0), 1 + below(12, 1));
         let first: Vec<usize> = (0..layers).map(|i| below(2, 2 + i as u64)).collect();
         let slots = 1 + below(6 * tail + 4, 1000);
-        recorded += usize::from(tokens(slots, tail, &first).is_some());
+        recorded += usize::from(tokens(slots, tail, &first));
     }
     // Nearly all can be.
     assert!(recorded > 2000, "{recorded}");

@@ -154,10 +154,10 @@ __device__ __forceinline__ Place place(unsigned number, unsigned workers, int bl
 
 namespace decode {
 
-// Many blocks of whole heads of a type, without a window: what is known when this is compiled takes a fifth of the instructions and the registers that were spilled.
-template <int G, int W, int TYPE>
+// Many blocks of whole heads of two types, without a window: what is known when this is compiled takes a fifth of the instructions and the registers that were spilled.
+template <int G, int W, int K, int V>
 __device__ __forceinline__ void attend_known(Args a, uint8_t* shared) {
-    a.c_k = a.c_v = 32 * W, a.type_k = a.type_v = TYPE, a.window = 0;
+    a.c_k = a.c_v = 32 * W, a.type_k = K, a.type_v = V, a.window = 0;
     many::attend<G, W>(a, shared);
 }
 
@@ -177,11 +177,18 @@ __device__ __forceinline__ void attend_any(const Args& a) {
         few::attend<W>(a, shared, rehearses);
         return;
     }
-    const bool is_known = a.c_k == 32 * W && a.c_v == 32 * W && a.type_k == a.type_v && a.window == 0;
-    if (is_known && a.type_k == cache::F16) {
-        attend_known<G, W, cache::F16>(a, shared);
-    } else if (is_known && a.type_k == cache::Q8_0) {
-        attend_known<G, W, cache::Q8_0>(a, shared);
+    // The pairs of types that a cache is given.
+    using namespace cache;
+    const bool is_whole = a.c_k == 32 * W && a.c_v == 32 * W && a.window == 0;
+    auto has = [&](int k, int v) { return is_whole && a.type_k == k && a.type_v == v; };
+    if (has(F16, F16)) {
+        attend_known<G, W, F16, F16>(a, shared);
+    } else if (has(Q8_0, Q8_0)) {
+        attend_known<G, W, Q8_0, Q8_0>(a, shared);
+    } else if (has(Q8_0, Q4_0)) {
+        attend_known<G, W, Q8_0, Q4_0>(a, shared);
+    } else if (has(Q4_0, Q4_0)) {
+        attend_known<G, W, Q4_0, Q4_0>(a, shared);
     } else {
         many::attend<G, W>(a, shared);
     }
@@ -193,7 +200,7 @@ __device__ __forceinline__ void attend_any(const Args& a) {
 // heads).
 #define ATTEND_KERNEL(G, W)                                                                                                      \
     extern "C" __global__ void __launch_bounds__(decode::THREADS, decode::blocks_a_multiprocessor(G, W))                         \
-        attend_w##W(const float* q, const cache::Block* blocks, const unsigned* count, const unsigned* position, float* partials, \
+        attend(const float* q, const cache::Block* blocks, const unsigned* count, const unsigned* position, float* partials, \
                     unsigned capacity, int heads_kv, int gqa, int c_k, int c_v, int type_k, int type_v, float scale, float soft_cap, \
                     int window) {                                                                                                \
         decode::attend_any<G, W>({q, blocks, count, position, partials, capacity, heads_kv, gqa, c_k, c_v, type_k, type_v, scale, \

@@ -122,8 +122,8 @@ impl Attention {
             65..=128 => 4,
             _ => 8,
         };
-        let module = Module::load_for(device, &format!("attention_g{together}"), compute)?;
-        let attend = module.kernel(&format!("attend_w{width}"))?;
+        let name = format!("attention_g{together}_w{width}");
+        let attend = Module::load_for(device, &name, compute)?.kernel("attend")?;
         let shared_bytes = shared_bytes(together, &shape);
         attend.allow_shared(shared_bytes)?;
         let properties = device.properties();

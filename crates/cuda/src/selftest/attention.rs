@@ -303,7 +303,20 @@ pub(super) fn rows(
             decode(&stream, target, &pool, &case, report)?;
         }
     }
+    // Long pasts: many items a thread block, several batches of the fold. The pairs of types that kernels know, and one that they do not.
     let float = KvType::F16;
+    for (ty_k, ty_v) in [
+        (float, float),
+        (KvType::Q8_0, KvType::Q8_0),
+        (KvType::Q8_0, KvType::Q4_0),
+        (KvType::Q4_0, KvType::Q4_0),
+        (KvType::Q4_0, KvType::Q8_0),
+    ] {
+        for (heads, gqa, c, n) in [(8, 5, 128, 20_001), (2, 7, 64, 70_000), (4, 4, 256, 9_001)] {
+            let case = Case::new(shape(heads, c, c, ty_k, ty_v), gqa, n, 81)?;
+            decode(&stream, target, &pool, &case, report)?;
+        }
+    }
     for (ty_k, ty_v) in [
         (float, float),
         (KvType::Q8_0, KvType::Q8_0),

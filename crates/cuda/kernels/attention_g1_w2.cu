@@ -1,0 +1,4 @@
+// Decode attention, 1 query head at a time, 2 values of V a lane.
+#include "attention_decode.cuh"
+
+ATTEND_KERNEL(1, 2)

@@ -1,0 +1,4 @@
+// Decode attention, 3 query heads at a time, 2 values of V a lane.
+#include "attention_decode.cuh"
+
+ATTEND_KERNEL(3, 2)

@@ -1,0 +1,4 @@
+// Decode attention, 8 query heads at a time, 4 values of V a lane.
+#include "attention_decode.cuh"
+
+ATTEND_KERNEL(8, 4)

@@ -254,6 +254,18 @@ impl Bench {
     }
 }
 
+/// The large depth was attended again, some time later: the line goes through the mean of both, as a machine's memory is not the same all the time.
+pub(super) fn again(rate: &mut AttentionRate, large: Figure) {
+    let thousands = CELLS_LARGE as f64 / 1e3;
+    let before = rate.engage_us.value + rate.ns_cell.value * thousands;
+    let more = (large.value - before) / 2.0 / thousands;
+    let least = place::profile::Unit::NsCell.range().0;
+    rate.ns_cell = Figure {
+        value: (rate.ns_cell.value + more).max(least),
+        spread: rate.ns_cell.spread.max(more.abs()),
+    };
+}
+
 /// The rate of copies, from what `bytes` of them take more, and how long the `forks` that they are take. `None` if noise hides it.
 fn stage_gb_s(more_us: Figure, bytes: usize, forks: usize, fork_us: f64) -> Option<Figure> {
     let copies_us = more_us.value - forks as f64 * fork_us;
@@ -295,6 +307,25 @@ mod tests {
         assert!(slope.spread > 0.0 && engage.spread >= 0.1);
         let (slope, engage) = slope_and_engage(us(5.0, 0.0), us(4.0, 0.0));
         assert!(slope.value > 0.0 && slope.value < 1e-3 && engage.value <= 5.0);
+    }
+
+    #[test]
+    fn a_second_reading_counts_as_much_as_the_first() {
+        let mut rate = place::profile::example("h200-pcie5")
+            .unwrap()
+            .host
+            .attention[0]
+            .clone();
+        let us = |value| Figure { value, spread: 0.1 };
+        (rate.engage_us, rate.ns_cell) = (us(10.0), us(50.0));
+        // It took 10 + 8.192 * 50 us, and now as if a cell took 60 ns.
+        again(&mut rate, us(10.0 + 8.192 * 60.0));
+        assert!(
+            (rate.ns_cell.value - 55.0).abs() < 1e-9 && (rate.ns_cell.spread - 5.0).abs() < 1e-9
+        );
+        assert_eq!(rate.engage_us, us(10.0));
+        again(&mut rate, us(0.0));
+        assert!(rate.ns_cell.value > 0.0);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::host::{self, guessed_attention, head_shape};
 use super::sample::{Clock, Which, figure};
 use super::subject::{Fork, Heads};
-use super::{Error, Subject, TIERS};
+use super::{Error, Subject, TIERS, attention};
 use crate::gpu::Gpu;
 use crate::plan::machine::{default_device, set_memory};
 use cuda::Product;
@@ -52,6 +52,16 @@ const UP_BYTES: [usize; 5] = [
 /// Sizes of all others.
 const OTHER_BYTES: [usize; 2] = [PIECE_BYTES as usize, 64 << 20];
 
+/// What link and CPU do beside each other.
+struct Keeps {
+    /// The part of its rate that the link keeps.
+    link: Figure,
+    /// And the CPU.
+    cpu: Figure,
+    /// Microseconds of a call of the CPU's work alone; `None` if there was no time.
+    call_us: Option<Figure>,
+}
+
 /// A device that is being measured.
 pub(super) struct Probe {
     gpu: Gpu,
@@ -71,7 +81,8 @@ pub(super) struct Probe {
 /// How many figures that is.
 pub(super) fn steps(subject: &Subject, formats: usize) -> usize {
     let tiers = subject.heads.map_or(0, |heads| tiers(heads).count());
-    let kept = 3;
+    // The device's, and beside products and each tier's attention.
+    let kept = 2 + tiers;
     let hand_over = usize::from(subject.heads.is_some());
     3 + 2 * formats + 3 * tiers + hand_over + UP_BYTES.len() + 3 * OTHER_BYTES.len() + kept
 }
@@ -320,21 +331,49 @@ impl Probe {
         clock: &mut Clock<'_>,
     ) -> Result<(), Error> {
         self.device.kept.device = self.device_keeps(clock)?;
-        if let Some((mut bench, pool)) = host.attention()? {
-            let mut until = |is_done: &mut dyn FnMut() -> bool| bench.attend_until(pool, is_done);
-            let names = ["link_attention", "attention"];
+        for i in 0..TIERS.len() {
+            let Some(of_tier) = host.attention(i)? else {
+                break;
+            };
+            let host::BesideCopies {
+                mut bench,
+                all,
+                fewer,
+                rate,
+            } = of_tier;
+            let mut until = |beside: bool, is_done: &mut dyn FnMut() -> bool| {
+                bench.attend_until(if beside { fewer } else { all }, is_done)
+            };
             let kept = &mut self.device.kept;
             let guess = [kept.link_attention, kept.attention];
-            let [link, cpu] = self.keeps(names, guess, &mut until, clock)?;
-            (self.device.kept.link_attention, self.device.kept.attention) = (link, cpu);
+            let name = rate.name();
+            let what = format!("attention over {name}");
+            let path = if i == 0 {
+                "device.kept.attention".to_owned()
+            } else {
+                format!("host.attention[{name}].kept")
+            };
+            let keeps = self.keeps(&path, &what, guess, &mut until, clock)?;
+            if let Some(call_us) = keeps.call_us {
+                attention::again(rate, call_us);
+            }
+            if i == 0 {
+                // The link's part is taken to be the same beside all tiers.
+                clock.doubt_like(&path, "device.kept.link_attention");
+                (self.device.kept.link_attention, self.device.kept.attention) =
+                    (keeps.link, keeps.cpu);
+            } else {
+                rate.kept = Some(keeps.cpu);
+            }
         }
         if let Some((mut bench, pool)) = host.weights()? {
-            let mut until = |is_done: &mut dyn FnMut() -> bool| bench.pass_until(pool, is_done);
-            let names = ["link_products", "products"];
+            let mut until = |_, is_done: &mut dyn FnMut() -> bool| bench.pass_until(pool, is_done);
             let kept = &mut self.device.kept;
             let guess = [kept.link_products, kept.products];
-            let [link, cpu] = self.keeps(names, guess, &mut until, clock)?;
-            (self.device.kept.link_products, self.device.kept.products) = (link, cpu);
+            let path = "device.kept.products";
+            let keeps = self.keeps(path, "products", guess, &mut until, clock)?;
+            clock.doubt_like(path, "device.kept.link_products");
+            (self.device.kept.link_products, self.device.kept.products) = (keeps.link, keeps.cpu);
         }
         Ok(())
     }
@@ -360,46 +399,50 @@ impl Probe {
         })
     }
 
-    /// The parts of their rates that link and CPU keep. `until` works until it is told that it is done, and says how much that was.
+    /// The parts of their rates that link and CPU keep. `until` works, beside copies or alone, until it is told that it is done, and says how many calls that was. `path` is the
+    /// CPU's part.
     fn keeps(
         &mut self,
-        names: [&str; 2],
+        path: &str,
+        what: &str,
         guess: [Figure; 2],
-        until: &mut dyn FnMut(&mut dyn FnMut() -> bool) -> usize,
+        until: &mut dyn FnMut(bool, &mut dyn FnMut() -> bool) -> usize,
         clock: &mut Clock<'_>,
-    ) -> Result<[Figure; 2], Error> {
+    ) -> Result<Keeps, Error> {
         let link = self.link.as_mut().expect("made with the first figures");
         let piece = PIECE_BYTES as usize;
-        let [first, second] = names.map(|name| format!("device.kept.{name}"));
         let which = Which {
-            path: &first,
-            what: &format!("copies beside the CPU's {}", names[1]),
+            path,
+            what: &format!("copies beside the CPU's {what}"),
             guess: guess[0],
         };
-        let rate = |until: &mut dyn FnMut(&mut dyn FnMut() -> bool) -> usize,
-                    is_done: &mut dyn FnMut() -> bool| {
+        let mut rate = |beside: bool, is_done: &mut dyn FnMut() -> bool| {
             let begun = Instant::now();
-            let work = until(is_done);
+            let work = until(beside, is_done);
             work as f64 / begun.elapsed().as_secs_f64()
         };
-        let mut of_cpu = Vec::new();
-        let of_link = clock.sample(which, |time| {
+        let (mut kept, mut calls_us) = (Vec::new(), Vec::new());
+        let link = clock.sample(which, |time| {
             let third = time / 3;
             let alone_gb_s = link.gb_s(Way::Up, Memory::Pinned, piece, third)?;
             let begun = Instant::now();
-            let alone = rate(until, &mut || begun.elapsed() >= third);
+            let alone = rate(false, &mut || begun.elapsed() >= third);
             let copies = copies(third, alone_gb_s, piece);
-            let (gb_s, beside) = link.beside(piece, copies, |is_done| rate(until, is_done))?;
-            of_cpu.push(possible(beside / alone));
+            let (gb_s, beside) = link.beside(piece, copies, |is_done| rate(true, is_done))?;
+            kept.push(possible(beside / alone));
+            calls_us.push(1e6 / alone);
             Ok(possible(gb_s / alone_gb_s))
         })?;
-        clock.doubt_like(&first, &second);
         // The first one warmed up.
-        let of_cpu = match of_cpu.split_first() {
-            Some((_, rest)) if !rest.is_empty() => figure(rest),
-            _ => guess[1],
+        let later = |readings: &[f64]| match readings.split_first() {
+            Some((_, rest)) if !rest.is_empty() => Some(figure(rest)),
+            _ => None,
         };
-        Ok([of_link, of_cpu])
+        Ok(Keeps {
+            link,
+            cpu: later(&kept).unwrap_or(guess[1]),
+            call_us: later(&calls_us),
+        })
     }
 
     /// The rest: other copies.

@@ -49,6 +49,8 @@ pub(super) struct Probe<'s> {
     source: Source,
     pool: Pool,
     one: Pool,
+    /// All threads but one.
+    fewer: Pool,
     file: Option<PathBuf>,
     host: Host,
 }
@@ -58,6 +60,18 @@ fn tiers(heads: Option<Heads>) -> Vec<TierShape> {
     let all = TIERS.into_iter();
     all.filter_map(|(k, v)| Some((k, v, heads?.shape_of(k, v)?)))
         .collect()
+}
+
+/// Attention over a tier, to be done beside a GPU's copies.
+pub(super) struct BesideCopies<'p> {
+    /// Calls of one token in one layer.
+    pub(super) bench: attention::Bench,
+    /// All threads.
+    pub(super) all: &'p Pool,
+    /// All but the one that gives a GPU its work, as in a session.
+    pub(super) fewer: &'p Pool,
+    /// What is known of the tier.
+    pub(super) rate: &'p mut AttentionRate,
 }
 
 /// Heads as profiles have them.
@@ -115,6 +129,7 @@ impl<'s> Probe<'s> {
             source,
             pool: Pool::new(settings.threads(), settings.pinning)?,
             one: Pool::new(1, Pinning::Free)?,
+            fewer: Pool::new(settings.threads().max(2) - 1, settings.pinning)?,
             file: subject.file.clone(),
             host,
         })
@@ -235,13 +250,20 @@ impl<'s> Probe<'s> {
         Ok(self.host)
     }
 
-    /// What a GPU's link runs beside: attention over the first tier, as calls of one token in one layer.
-    pub(super) fn attention(&self) -> Result<Option<(attention::Bench, &Pool)>, Error> {
-        let Some((heads, &(_, _, shape))) = self.subject.heads.zip(self.tiers.first()) else {
+    /// What a GPU's link runs beside: attention over each tier, as calls of one token in one layer.
+    pub(super) fn attention(&mut self, i: usize) -> Result<Option<BesideCopies<'_>>, Error> {
+        let known = self.subject.heads.zip(self.tiers.get(i));
+        let Some(((heads, &(_, _, shape)), rate)) = known.zip(self.host.attention.get_mut(i))
+        else {
             return Ok(None);
         };
         let bench = attention::Bench::new(heads, shape, self.subject.layers, self.isas[0])?;
-        Ok(Some((bench, &self.pool)))
+        Ok(Some(BesideCopies {
+            bench,
+            all: &self.pool,
+            fewer: &self.fewer,
+            rate,
+        }))
     }
 
     /// And products with the weights of the first format.
@@ -311,6 +333,7 @@ pub(super) fn guessed_attention(
         ns_cell: Figure::exact(found.ns_cell),
         engage_us: Figure::exact(found.engage_us),
         least_us: None,
+        kept: None,
     }
 }
 

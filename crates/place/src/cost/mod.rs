@@ -58,8 +58,8 @@ pub struct Machine<'a> {
     pub link_gb_s: f64,
     /// Host memory, as the additive model counts it.
     pub host_read_gb_s: f64,
-    /// The parts that link and CPU attention keep beside each other.
-    pub kept_attention: (f64, f64),
+    /// The part that the link keeps beside CPU attention.
+    pub link_kept_attention: f64,
     /// The part that the device keeps while copies are written to its memory.
     pub kept_device: f64,
     /// The parts that link and CPU products keep beside each other.
@@ -83,11 +83,11 @@ impl<'a> Machine<'a> {
                 let kept = &device.kept;
                 Self {
                     place,
-                    host: cpu.beside_a_device(threads),
+                    host: cpu.beside_a_device(threads, kept.attention.value),
                     fast: Processor::device(device),
                     link_gb_s: link.min(host_read),
                     host_read_gb_s: host_read,
-                    kept_attention: (kept.link_attention.value, kept.attention.value),
+                    link_kept_attention: kept.link_attention.value,
                     kept_device: kept.device.value,
                     kept_products: (kept.link_products.value, kept.products.value),
                     t_sync_ms: amount(device.t_sync_us.value) / 1e3,
@@ -107,7 +107,7 @@ impl<'a> Machine<'a> {
                     .map_or(host.copy_gb_s.all.value, |staged| staged.value)
                     .min(host_read),
                 host_read_gb_s: host_read,
-                kept_attention: (1.0, 1.0),
+                link_kept_attention: 1.0,
                 kept_device: 1.0,
                 kept_products: (1.0, 1.0),
                 t_sync_ms: 0.0,
@@ -301,6 +301,7 @@ impl<'a> Costs<'a> {
             cost.full_fast.least_us += fast.least_us;
             cost.full_host.ns_cell += host.ns_cell;
             cost.full_host.engage_us += host.engage_us;
+            cost.full_host.beside_ns_cell += host.beside_ns_cell;
             if own {
                 cost.full_cell_bytes += bytes;
             }
@@ -333,6 +334,20 @@ impl TierCost {
     /// Layers that see everything, at least 1.
     pub(crate) fn full_layers(&self) -> f64 {
         self.full_layers.max(1.0)
+    }
+
+    /// The part of its rate that CPU attention keeps while copies to the device run.
+    pub(crate) fn cpu_kept(&self) -> f64 {
+        let Attention {
+            ns_cell,
+            beside_ns_cell,
+            ..
+        } = self.full_host;
+        if beside_ns_cell > 0.0 {
+            ns_cell / beside_ns_cell
+        } else {
+            1.0
+        }
     }
 
     /// CPU attention over the layers that see everything, in bytes of KV; 0 without such layers.

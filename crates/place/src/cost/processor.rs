@@ -1,6 +1,6 @@
 //! Rates of one processor, looked up for a model's formats and heads.
 
-use crate::drop::{amount, ms};
+use crate::drop::{amount, ms, part};
 use crate::profile::{AttentionRate, Device, HeadShape, Host};
 use crate::tier::Tier;
 
@@ -30,6 +30,10 @@ pub struct Processor<'a> {
     token_us: f64,
     /// Attention's rate with the threads in use, as a part of what was measured with all.
     attention_part: f64,
+    /// The same for what is measured beside a device's copies: with one thread less there.
+    beside_part: f64,
+    /// The part of its rate that attention keeps while copies to a device run, where its tier has no figure of its own.
+    attention_kept: f64,
 }
 
 /// One layer's attention for one token: `engage_us + ns_cell * cells`, and at least `least_us`.
@@ -41,6 +45,8 @@ pub struct Attention {
     pub engage_us: f64,
     /// Few cells.
     pub least_us: f64,
+    /// A cell more while copies to a device run.
+    pub beside_ns_cell: f64,
 }
 
 impl Attention {
@@ -83,15 +89,19 @@ impl<'a> Processor<'a> {
             operations_a_layer: SMALL_OPERATIONS_A_LAYER,
             token_us: 0.0,
             attention_part: part,
+            beside_part: part,
+            attention_kept: 1.0,
         }
     }
 
-    /// The same with one thread less for attention: the one that gives work to a device.
+    /// The same with one thread less for attention: the one that gives work to a device. `kept` is the part of its rate that attention keeps
+    /// while copies go there, where its tier has no figure of its own.
     #[must_use]
-    pub fn beside_a_device(self, threads: u32) -> Self {
+    pub fn beside_a_device(self, threads: u32, kept: f64) -> Self {
         let threads = f64::from(threads.max(2));
         Self {
             attention_part: self.attention_part * (threads - 1.0) / threads,
+            attention_kept: kept,
             ..self
         }
     }
@@ -114,6 +124,8 @@ impl<'a> Processor<'a> {
             operations_a_layer: LAUNCHES_A_LAYER,
             token_us: device.token_us.value,
             attention_part: 1.0,
+            beside_part: 1.0,
+            attention_kept: 1.0,
         }
     }
 
@@ -185,6 +197,7 @@ impl<'a> Processor<'a> {
                 ns_cell: floor_ns,
                 engage_us: amount(self.operation_us),
                 least_us: 0.0,
+                beside_ns_cell: floor_ns,
             };
         };
         let measured = cell_bytes(Tier::new(rate.type_k, rate.type_v), rate.shape);
@@ -193,9 +206,11 @@ impl<'a> Processor<'a> {
         } else {
             (macs(heads) / macs(rate.shape)).max(bytes / measured)
         };
-        let ns_cell = amount(rate.ns_cell.value) * scale / self.attention_part;
+        let all = amount(rate.ns_cell.value) * scale;
+        let kept = rate.kept.map_or(self.attention_kept, |kept| kept.value);
         Attention {
-            ns_cell: ns_cell.max(floor_ns),
+            ns_cell: (all / self.attention_part).max(floor_ns),
+            beside_ns_cell: amount((all / self.beside_part).max(floor_ns) / part(kept)),
             engage_us: amount(rate.engage_us.value),
             least_us: rate.least_us.map_or(0.0, |least| amount(least.value)),
         }

@@ -85,6 +85,27 @@ fn fewer_threads_are_slower() {
 }
 
 #[test]
+fn beside_copies_a_tier_keeps_its_own_part() {
+    let mut profile = example("h200-pcie5").unwrap();
+    let rate = &mut profile.host.attention[0];
+    let (tier, shape) = (Tier::new(rate.type_k, rate.type_v), rate.shape);
+    (rate.ns_cell, rate.kept) = (Figure::exact(640.0), Some(Figure::exact(0.8)));
+    let threads = profile.key.threads;
+    let machine = Machine::new(&profile, Place::Device, threads);
+    let a = machine.host.attention(tier, shape);
+    let fewer = f64::from(threads - 1) / f64::from(threads);
+    assert!((a.ns_cell - 640.0 / fewer).abs() < 1e-9);
+    // That thread was missing when it was measured.
+    assert!((a.beside_ns_cell - 800.0).abs() < 1e-9);
+    let mut of_all = profile.clone();
+    of_all.host.attention[0].kept = None;
+    of_all.device.as_mut().unwrap().kept.attention = Figure::exact(0.5);
+    let machine = Machine::new(&of_all, Place::Device, threads);
+    let a = machine.host.attention(tier, shape);
+    assert!((a.beside_ns_cell - 1280.0).abs() < 1e-9);
+}
+
+#[test]
 fn links_are_interpolated_by_size() {
     let at = |bytes, gb_s| Transfer {
         bytes,

@@ -14,7 +14,7 @@ const SHARE_OPERATIONS: f64 = 2.9;
 const BATCH_OPERATIONS: f64 = 1.7;
 
 /// What copies and the rest, and the device and the CPU, lose by waiting for each other where both take as long. There, as tails at 16352 to 131040 cells say.
-const WAITING: f64 = 0.05;
+const WAITING: f64 = 0.04;
 
 /// Predictions of a token are right to about so much of it.
 const LEAST_GAIN: f64 = 0.02;
@@ -321,8 +321,8 @@ impl Costs<'_> {
         Overlapped {
             link_gb_s: m.link_gb_s,
             cpu_gb_s: gb_s(tier.full_host.ns_cell),
-            link_kept: m.kept_attention.0,
-            cpu_kept: m.kept_attention.1,
+            link_kept: m.link_kept_attention,
+            cpu_kept: tier.cpu_kept(),
             device_kept: m.kept_device,
             // The CPU begins with all its threads, however few the cells.
             t_sync_ms: m.t_sync_ms + tier.full_host.engage_us / 1e3 / tier.full_layers(),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! t = max( copies + rest,  T_other + engage + batches + max( (KV - C) / device attention + L * t_share + lost,  C / cpu + L * t_sync ) )
-//! copies = (O + D) / link
+//! copies = (O + D) / link + (1 - link kept) * (C / cpu), at most (O + D) / (link kept * link)
 //! lost = (1 - device kept) * copies
 //! with a share each max is longer by waiting * (the shorter of the two / the longer)^8
 //! D + C = tail
@@ -13,10 +13,11 @@
 //! otherwise. What is left of the device's attention at no cells comes before the CPU is given its part, and after it has answered. The copies are a timeline of their own (O: what else they carry), which runs ahead as far as the staging slots reach. Where
 //! these hold what a layer streams, and some more, it is attended at once, copies go on meanwhile, and the link never rests. Where they do
 //! not, a layer is attended by halves of the slots, and the other half is all that is copied while the rest of the model works. While both
-//! run, link and CPU keep only a part of their rates, because they share the host's memory; and the device reads its own memory slower while copies
+//! run, link and CPU keep only a part of their rates, because they share the host's memory: the CPU all the time that it attends, the link only that
+//! long. And the device reads its own memory slower while copies
 //! are written there.
 
-use super::{amount, bytes, drop_of_slow_down, ms, part};
+use super::{BYTES_MS, amount, bytes, drop_of_slow_down, ms, part};
 
 /// The part of the staging slots that one layer may fill and still be attended at once.
 const AT_ONCE: f64 = 0.75;
@@ -92,14 +93,22 @@ impl Overlapped {
         copied.max(amount(self.t_other_ms) + attention)
     }
 
-    /// Copies, and CPU attention, where both run, or one of them alone: what does not run takes nothing from the other.
-    fn rates(&self, both: bool) -> (f64, f64) {
-        let (link, cpu) = (amount(self.link_gb_s), amount(self.cpu_gb_s));
-        if both {
-            (link * part(self.link_kept), cpu * part(self.cpu_kept))
+    /// CPU attention beside copies, or alone: what does not run takes nothing from the other.
+    fn cpu_rate(&self, beside_copies: bool) -> f64 {
+        let kept = if beside_copies {
+            part(self.cpu_kept)
         } else {
-            (link, cpu)
-        }
+            1.0
+        };
+        amount(self.cpu_gb_s) * kept
+    }
+
+    /// What copies take of which the CPU attends for a part of the time.
+    pub(super) fn copies_ms(&self, copied: f64, cpu_ms: f64) -> f64 {
+        let (alone, kept) = (ms(copied, self.link_gb_s), part(self.link_kept));
+        let beside = (1.0 - kept) * amount(cpu_ms);
+        // Not more than if it attended all the time.
+        (alone + beside).min(amount(alone / kept))
     }
 
     /// The part of the time of copies that the device loses by them.
@@ -152,9 +161,9 @@ impl Overlapped {
         let (streamed, cpu) = (amount(streamed), amount(cpu));
         let copied = amount(self.copied_bytes) + streamed;
         let shares = cpu > 0.0;
-        let (link, cpu_gb_s) = self.rates(shares && copied > 0.0);
-        let copies = ms(copied, link);
-        let rest = self.rest_ms(streamed, link);
+        let cpu_gb_s = self.cpu_rate(shares && copied > 0.0);
+        let copies = self.copies_ms(copied, ms(cpu, cpu_gb_s));
+        let rest = self.rest_ms(streamed);
         // Of layers that are all like one with so much for the CPU, over all of them.
         let attention = |cpu: f64| {
             let window = self.window_ms(amount(self.kv_bytes) - cpu) + self.lost() * copies;
@@ -219,12 +228,12 @@ impl Overlapped {
     }
 
     /// How long the link rests in a token that streams so much.
-    fn rest_ms(&self, streamed: f64, link_gb_s: f64) -> f64 {
+    fn rest_ms(&self, streamed: f64) -> f64 {
         let slots = self.ahead_bytes();
         if streamed <= slots * AT_ONCE {
             0.0
         } else {
-            amount(amount(self.t_other_ms) - ms(slots / 2.0, link_gb_s))
+            amount(amount(self.t_other_ms) - ms(slots / 2.0, self.link_gb_s))
         }
     }
 
@@ -254,24 +263,31 @@ impl Overlapped {
             }
         };
         consider(tail);
-        // Otherwise the best is where a line that falls as the CPU takes more meets the one that rises, the CPU's. Lines: milliseconds at no bytes, and a
-        // byte more.
+        // Otherwise the best is where a line that falls as the CPU takes more meets one that rises: the CPU's, or the copies' if the CPU takes more from them
+        // than it spares them. Lines: milliseconds at no bytes, and a byte more.
         let each = |gb_s: f64| 1.0 / (gb_s * 1e6);
-        let (link_gb_s, cpu_gb_s) = self.rates(true);
-        let (link, device) = (each(link_gb_s), each(amount(self.attention_gb_s)));
+        let (link, device) = (
+            each(amount(self.link_gb_s)),
+            each(amount(self.attention_gb_s)),
+        );
         let copied = amount(self.copied_bytes) + tail;
         let beside = self.beside_cells_ms();
-        let host = (beside + self.sync_ms(), each(cpu_gb_s));
-        let copies = (copied * link, -link);
-        // The same, where the link rests.
-        let rest = self.rest_ms(f64::INFINITY, link_gb_s);
-        let resting = (copies.0 + rest, copies.1);
+        let host = (beside + self.sync_ms(), each(self.cpu_rate(true)));
+        let copies = (copied * link, (1.0 - part(self.link_kept)) * host.1 - link);
+        // The same, where the CPU attends all the time, and where the link rests.
+        let kept = part(self.link_kept);
+        let beside_all = (copies.0 / kept, -link / kept);
+        let rest = self.rest_ms(f64::INFINITY);
+        let resting = [copies, beside_all].map(|line| (line.0 + rest, line.1));
         let window = (
             beside + self.share_ms() + amount(self.kv_bytes) * device + self.lost() * copied * link,
             -device - self.lost() * link,
         );
-        for falling in [copies, resting, window] {
-            consider((falling.0 - host.0) / (host.1 - falling.1));
+        let lines = [copies, beside_all, resting[0], resting[1], window, host];
+        for (i, one) in lines.iter().enumerate() {
+            for other in &lines[i + 1..] {
+                consider((one.0 - other.0) / (other.1 - one.1));
+            }
         }
         // As much as leaves what the slots hold, whatever is lost to rounding.
         consider((tail - self.ahead_bytes() * AT_ONCE) * (1.0 + 1e-9));
@@ -300,45 +316,55 @@ impl Overlapped {
         // What a tail costs the device must be allowed.
         let allowed_ms = all - resident;
         // With the CPU both are busy to the end, and wait for each other.
-        let limit_ms = |shares: bool| {
-            let waiting = if shares { amount(self.waiting) } else { 0.0 };
-            all / (1.0 + waiting)
+        let both_ms = all / (1.0 + amount(self.waiting));
+        // The most that the CPU attends alone, and how long it can attend.
+        let cpu_ms = |limit: f64| {
+            if self.share_ms() <= allowed_ms {
+                amount(limit - self.beside_cells_ms() - self.sync_ms())
+            } else {
+                0.0
+            }
         };
-        let streamed = |shares: bool| {
-            let (link, _) = self.rates(shares);
-            let limit = limit_ms(shares);
+        let (slots, rest) = (self.ahead_bytes() * AT_ONCE, self.rest_ms(f64::INFINITY));
+        let taken = 1.0 - part(self.link_kept);
+        let each = 1.0 / (amount(self.link_gb_s) * BYTES_MS);
+        // How long copies may take that the device loses something by.
+        let lost_ms = |fixed: f64| {
+            if self.lost() > 0.0 {
+                (allowed_ms - fixed) / self.lost()
+            } else {
+                f64::INFINITY
+            }
+        };
+        // What is streamed while the CPU attends for so long.
+        let streamed = |limit: f64, shares: bool, cpu_ms: f64| {
             let share = if shares { self.share_ms() } else { 0.0 };
             let fixed = share + self.batches_ms(1.0, shares);
             if fixed > allowed_ms {
                 return 0.0;
             }
-            let until = |ms: f64| amount(bytes(ms, link) - copied);
-            let (slots, rest) = (self.ahead_bytes(), self.rest_ms(f64::INFINITY, link));
-            let most = until(limit).min(slots * AT_ONCE).max(until(limit - rest));
-            if self.lost() > 0.0 {
-                most.min(bytes((allowed_ms - fixed) / self.lost(), link))
-            } else {
-                most
-            }
+            let until = |ms: f64| amount(bytes(ms - taken * cpu_ms, self.link_gb_s) - copied);
+            let most = until(limit).min(slots).max(until(limit - rest));
+            most.min(until(lost_ms(fixed)))
         };
-        let attended = |both: bool| {
-            let (_, cpu) = self.rates(both);
-            let left = limit_ms(both) - self.beside_cells_ms();
-            if self.share_ms() <= allowed_ms {
-                bytes(left - self.sync_ms(), cpu)
-            } else {
-                0.0
-            }
-        };
-        let alone = if copied > 0.0 { 0.0 } else { attended(false) };
-        // What else is copied must be in time beside the CPU too.
-        let in_time = bytes(limit_ms(true), self.rates(true).0) >= copied;
-        let both = if in_time {
-            streamed(true) + attended(true)
-        } else {
+        let alone = if copied > 0.0 {
             0.0
+        } else {
+            bytes(cpu_ms(all), self.cpu_rate(false))
         };
-        let most = streamed(false).max(alone).max(both);
+        // What else is copied must be in time beside the CPU too.
+        let in_time = (both_ms - copied * each) / taken;
+        let most = cpu_ms(both_ms).min(amount(in_time));
+        // Both: the CPU takes something from the link. The best is that it attends as long as it can, or until the link carries just what slots hold.
+        let fixed = self.share_ms() + self.batches_ms(1.0, true);
+        let full = (slots + copied) * each;
+        let both = [both_ms, lost_ms(fixed)]
+            .map(|limit| amount((limit - full) / taken).min(most))
+            .into_iter()
+            .chain([most])
+            .map(|ms| streamed(both_ms, true, ms) + bytes(ms, self.cpu_rate(true)))
+            .fold(0.0, f64::max);
+        let most = streamed(all, false, 0.0).max(alone).max(both);
         amount(most).min(amount(self.kv_bytes))
     }
 }

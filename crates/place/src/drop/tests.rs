@@ -342,6 +342,20 @@ fn the_published_machine_is_not_as_slow_as_the_additive_model_says() {
     assert!(overlapped.drop(tail) < 0.20);
 }
 
+#[test]
+fn the_link_is_slower_only_while_the_cpu_attends() {
+    let m = Overlapped {
+        link_kept: 0.8,
+        ..round()
+    };
+    // 30 ms of copies at the full rate, 10 ms of the CPU's: a fifth of them is lost.
+    assert!((m.split(1.5e9, 0.8e9).t_ms - 32.0).abs() < 1e-9);
+    // The CPU binds, and copies are slower all the time: 5 ms take 6.25.
+    let all = m.copies_ms(0.25e9, 1000.0);
+    assert!((all - 6.25).abs() < 1e-9, "{all}");
+    assert_eq!(m.copies_ms(0.25e9, 0.0), 5.0);
+}
+
 /// Any number: ordinary ones mostly, absurd ones often.
 fn any_number() -> impl Strategy<Value = f64> {
     prop_oneof![

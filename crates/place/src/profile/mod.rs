@@ -206,6 +206,9 @@ pub struct AttentionRate {
     /// What it takes over few cells: a device's multiprocessors have a block each then, or none. `None`: what the line says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub least_us: Option<Figure>,
+    /// Part of its rate that CPU attention keeps while the link is busy, with one thread less: that gives the device its work. `None`: [`Kept::attention`], and on a device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<Figure>,
 }
 
 /// The attention microbenchmark: one token over 8192 cells, then over 256. What is `None` is derived from
@@ -320,7 +323,7 @@ pub struct Transfer {
 pub struct Kept {
     /// The link, while the CPU attends.
     pub link_attention: Figure,
-    /// CPU attention, while the link is busy.
+    /// CPU attention, while the link is busy, with one thread less: of tiers that have no figure of their own ([`AttentionRate::kept`]).
     pub attention: Figure,
     /// The link, while the CPU computes products.
     pub link_products: Figure,

@@ -144,7 +144,7 @@ pub static OVERRIDES: &[Override] = &[
     ),
     term(
         "attention_kept",
-        &["device.kept.attention"],
+        &["device.kept.attention", "host.attention[*].kept"],
         "part of its rate that CPU attention keeps beside the link",
     ),
     term(

@@ -306,6 +306,9 @@ fn visit_attention(of: &str, rates: &mut [AttentionRate], f: Visitor<'_>) {
         if let Some(least) = &mut rate.least_us {
             f(&path("least_us"), least, Unit::Us);
         }
+        if let Some(kept) = &mut rate.kept {
+            f(&path("kept"), kept, Unit::Part);
+        }
     }
 }
 

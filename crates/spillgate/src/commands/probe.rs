@@ -97,7 +97,7 @@ fn text(profile: &Profile) -> String {
     text += &host_text(host);
     if let Some(device) = &profile.device {
         text += &format!("\n{}, driver {}\n", key.device, key.driver);
-        text += &device_text(device);
+        text += &device_text(device, &profile.host.attention);
     }
     for note in probe::doubts(profile) {
         text += &format!("\nnote: {note}\n");
@@ -176,7 +176,7 @@ fn attention_text(rates: &[AttentionRate]) -> String {
     format!("\n{}", table(&attention, &[1, 2, 3]))
 }
 
-fn device_text(device: &Device) -> String {
+fn device_text(device: &Device, tiers: &[AttentionRate]) -> String {
     let mut text = format!(
         "{} of memory, {} free, read at {} GB/s\nan operation {} us, a token beside its operations {} us, a layer to the CPU and back {} us\n\n",
         human_bytes(device.total_bytes),
@@ -209,7 +209,13 @@ fn device_text(device: &Device) -> String {
         row(&[&"WHILE BOTH RUN, OF 1", &"LINK KEEPS", &"CPU KEEPS"]),
         row(&[&"CPU attention", &kept.link_attention, &kept.attention]),
         row(&[&"CPU products", &kept.link_products, &kept.products]),
-    ];
+    ]
+    .into_iter();
+    let of_tiers = tiers.iter().filter_map(|rate| {
+        let name = format!("CPU attention, {}/{}", rate.type_k, rate.type_v);
+        rate.kept.map(|kept| row(&[&name, &"-", &kept]))
+    });
+    let beside: Vec<_> = beside.chain(of_tiers).collect();
     text.push('\n');
     text += &table(&beside, &[1, 2]);
     let _ = writeln!(

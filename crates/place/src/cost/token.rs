@@ -13,9 +13,6 @@ const SHARE_OPERATIONS: f64 = 2.9;
 /// A batch of copies: a recorded step is cut there, and kernels on both sides do not overlap. There: 6.5 us.
 const BATCH_OPERATIONS: f64 = 1.7;
 
-/// What copies and the rest, and the device and the CPU, lose by waiting for each other where both take as long. There, as tails at 16352 to 131040 cells say.
-const WAITING: f64 = 0.04;
-
 /// Predictions of a token are right to about so much of it.
 const LEAST_GAIN: f64 = 0.02;
 
@@ -336,7 +333,6 @@ impl Costs<'_> {
             staging_bytes,
             share_ms: m.fast.operation_ms() * SHARE_OPERATIONS,
             batch_ms: m.fast.operation_ms() * BATCH_OPERATIONS,
-            waiting: WAITING,
             group_bytes: (GROUP_BLOCKS * BLOCK_CELLS) as f64 * read_bytes,
             least_gain: LEAST_GAIN,
         }

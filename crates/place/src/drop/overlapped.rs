@@ -4,7 +4,6 @@
 //! t = max( copies + rest,  T_other + engage + batches + max( (KV - C) / device attention + L * t_share + lost,  C / cpu + L * t_sync ) )
 //! copies = (O + D) / link + (1 - link kept) * (C / cpu), at most (O + D) / (link kept * link)
 //! lost = (1 - device kept) * copies
-//! with a share each max is longer by waiting * (the shorter of the two / the longer)^8
 //! D + C = tail
 //! rest = 0 if D <= L * staging * 3/4, else max(0, T_other - L * staging / 2 / link)
 //! ```
@@ -21,9 +20,6 @@ use super::{BYTES_MS, amount, bytes, drop_of_slow_down, ms, part};
 
 /// The part of the staging slots that one layer may fill and still be attended at once.
 const AT_ONCE: f64 = 0.75;
-
-/// How much less waiting there is where one takes longer than the other: the power of their ratio.
-const ALIKE: i32 = 8;
 
 /// The part of the slots that is filled anew at a time, without and with a share of the CPU.
 const BATCH: [f64; 2] = [0.5, 0.25];
@@ -63,9 +59,6 @@ pub struct Overlapped {
     pub share_ms: f64,
     /// What a batch of copies takes of the device: it begins when so many of the slots can be filled anew, at the earliest once a layer.
     pub batch_ms: f64,
-    /// Copies and the rest wait for each other, batch by batch, and the device and the CPU, layer by layer: where both take as long, they take this part longer
-    /// than either, since neither is always on time.
-    pub waiting: f64,
     /// KV of a group, over all layers: of these the CPU attends whole ones in each layer. 0: any amount.
     pub group_bytes: f64,
     /// A share must save this part of a token, or there is none: what a prediction is sure of.
@@ -168,7 +161,7 @@ impl Overlapped {
         let attention = |cpu: f64| {
             let window = self.window_ms(amount(self.kv_bytes) - cpu) + self.lost() * copies;
             if cpu > 0.0 {
-                self.both_ms(window + self.share_ms(), ms(cpu, cpu_gb_s) + self.sync_ms())
+                (window + self.share_ms()).max(ms(cpu, cpu_gb_s) + self.sync_ms())
             } else {
                 window
             }
@@ -192,11 +185,7 @@ impl Overlapped {
         Split {
             streamed_bytes: streamed,
             cpu_bytes: cpu,
-            t_ms: if shares {
-                self.both_ms(compute, copies)
-            } else {
-                compute.max(copies)
-            },
+            t_ms: compute.max(copies),
             link_binds: copies > compute,
         }
     }
@@ -214,16 +203,6 @@ impl Overlapped {
             amount(whole(tail / group) * group).min(tail)
         } else {
             tail
-        }
-    }
-
-    /// What two take that wait for each other.
-    fn both_ms(&self, one: f64, other: f64) -> f64 {
-        let (shorter, longer) = (one.min(other), one.max(other));
-        if shorter > 0.0 && longer.is_finite() {
-            longer * (1.0 + amount(self.waiting) * (shorter / longer).powi(ALIKE))
-        } else {
-            longer
         }
     }
 
@@ -315,15 +294,11 @@ impl Overlapped {
         let copied = amount(self.copied_bytes);
         // What a tail costs the device must be allowed.
         let allowed_ms = all - resident;
-        // With the CPU both are busy to the end, and wait for each other.
-        let both_ms = all / (1.0 + amount(self.waiting));
-        // The most that the CPU attends alone, and how long it can attend.
-        let cpu_ms = |limit: f64| {
-            if self.share_ms() <= allowed_ms {
-                amount(limit - self.beside_cells_ms() - self.sync_ms())
-            } else {
-                0.0
-            }
+        // How long the CPU can attend.
+        let cpu_ms = if self.share_ms() <= allowed_ms {
+            amount(all - self.beside_cells_ms() - self.sync_ms())
+        } else {
+            0.0
         };
         let (slots, rest) = (self.ahead_bytes() * AT_ONCE, self.rest_ms(f64::INFINITY));
         let taken = 1.0 - part(self.link_kept);
@@ -337,34 +312,34 @@ impl Overlapped {
             }
         };
         // What is streamed while the CPU attends for so long.
-        let streamed = |limit: f64, shares: bool, cpu_ms: f64| {
+        let streamed = |shares: bool, cpu_ms: f64| {
             let share = if shares { self.share_ms() } else { 0.0 };
             let fixed = share + self.batches_ms(1.0, shares);
             if fixed > allowed_ms {
                 return 0.0;
             }
             let until = |ms: f64| amount(bytes(ms - taken * cpu_ms, self.link_gb_s) - copied);
-            let most = until(limit).min(slots).max(until(limit - rest));
+            let most = until(all).min(slots).max(until(all - rest));
             most.min(until(lost_ms(fixed)))
         };
         let alone = if copied > 0.0 {
             0.0
         } else {
-            bytes(cpu_ms(all), self.cpu_rate(false))
+            bytes(cpu_ms, self.cpu_rate(false))
         };
         // What else is copied must be in time beside the CPU too.
-        let in_time = (both_ms - copied * each) / taken;
-        let most = cpu_ms(both_ms).min(amount(in_time));
+        let in_time = (all - copied * each) / taken;
+        let most = cpu_ms.min(amount(in_time));
         // Both: the CPU takes something from the link. The best is that it attends as long as it can, or until the link carries just what slots hold.
         let fixed = self.share_ms() + self.batches_ms(1.0, true);
         let full = (slots + copied) * each;
-        let both = [both_ms, lost_ms(fixed)]
-            .map(|limit| amount((limit - full) / taken).min(most))
+        let both = [all, lost_ms(fixed)]
+            .map(|until| amount((until - full) / taken).min(most))
             .into_iter()
             .chain([most])
-            .map(|ms| streamed(both_ms, true, ms) + bytes(ms, self.cpu_rate(true)))
+            .map(|ms| streamed(true, ms) + bytes(ms, self.cpu_rate(true)))
             .fold(0.0, f64::max);
-        let most = streamed(all, false, 0.0).max(alone).max(both);
+        let most = streamed(false, 0.0).max(alone).max(both);
         amount(most).min(amount(self.kv_bytes))
     }
 }

@@ -119,7 +119,6 @@ fn round() -> Overlapped {
         staging_bytes: f64::INFINITY,
         share_ms: 0.0,
         batch_ms: 0.0,
-        waiting: 0.0,
         group_bytes: 0.0,
         least_gain: 0.0,
     }
@@ -219,21 +218,6 @@ fn a_share_that_saves_next_to_nothing_is_not_taken() {
 }
 
 #[test]
-fn copies_and_the_cpu_wait_for_each_other() {
-    let model = Overlapped {
-        kv_bytes: 4e9,
-        attention_gb_s: f64::INFINITY,
-        waiting: 0.05,
-        ..round()
-    };
-    // 25 ms each: (1.25 GB streamed, 0.4 GB by the CPU).
-    assert!((model.split(1.25e9, 0.4e9).t_ms - 25.0 * 1.05).abs() < 1e-9);
-    // Hardly where one has much less to do, and not without a share.
-    assert!((model.split(2.5e9, 0.4e9).t_ms - 50.0).abs() < 0.02);
-    assert!((model.split(1.25e9, 0.0).t_ms - 25.0).abs() < 1e-9);
-}
-
-#[test]
 fn a_layer_waits_for_whole_groups() {
     // 0.1 GB a group over all layers: 1.25 ms by the CPU; the device attends all of it in 4 ms.
     let model = Overlapped {
@@ -254,18 +238,6 @@ fn a_layer_waits_for_whole_groups() {
     assert_eq!(model.shared(0.09e9, 1.0).cpu_bytes, 0.0);
     let half = model.shared(0.25e9, 0.5);
     assert!((half.cpu_bytes - 0.125e9).abs() < 1.0);
-}
-
-#[test]
-fn device_and_cpu_wait_for_each_other_in_a_layer() {
-    let model = Overlapped {
-        kv_bytes: 4e9,
-        waiting: 0.05,
-        ..round()
-    };
-    // 0.3 GB: 3.7 ms on the device, and 3.75 by the CPU. Nothing is copied.
-    let attention = 3.75 * (1.0 + 0.05 * (3.7_f64 / 3.75).powi(8));
-    assert!((model.split(0.0, 0.3e9).t_ms - 20.0 - attention).abs() < 1e-9);
 }
 
 #[test]
@@ -293,7 +265,6 @@ fn few_staging_slots_make_layers_wait() {
         staging_bytes: 16e6,
         share_ms: 0.0,
         batch_ms: 0.0,
-        waiting: 0.0,
         least_gain: 0.0,
         ..all
     };
@@ -333,7 +304,6 @@ fn the_published_machine_is_not_as_slow_as_the_additive_model_says() {
         staging_bytes: f64::INFINITY,
         share_ms: 0.0,
         batch_ms: 0.0,
-        waiting: 0.0,
         group_bytes: 0.0,
         least_gain: 0.0,
     };
@@ -389,7 +359,6 @@ prop_compose! {
             staging_bytes: n[11],
             share_ms: 0.0,
             batch_ms: 0.0,
-            waiting: 0.0,
             group_bytes: 0.0,
             least_gain: 0.0,
         }
@@ -425,7 +394,6 @@ prop_compose! {
             staging_bytes: staging,
             share_ms: 0.0,
             batch_ms: 0.0,
-            waiting: 0.0,
             group_bytes: 0.0,
             least_gain: 0.0,
         }

@@ -356,6 +356,7 @@ impl Probe {
             let keeps = self.keeps(&path, &what, guess, &mut until, clock)?;
             if let Some(call_us) = keeps.call_us {
                 attention::again(rate, call_us);
+                clock.doubt_like(&path, &format!("host.attention[{name}].ns_cell"));
             }
             if i == 0 {
                 // The link's part is taken to be the same beside all tiers.

@@ -151,7 +151,8 @@ impl<'a> Clock<'a> {
     /// A figure is to be doubted as much as the one that it was made of.
     pub(super) fn doubt_like(&mut self, of: &str, path: &str) {
         for doubts in [&mut self.disturbed, &mut self.guessed] {
-            if doubts.iter().any(|p| p == of) {
+            let has = |path: &str| doubts.iter().any(|p| p == path);
+            if has(of) && !has(path) {
                 doubts.push(path.to_owned());
             }
         }

@@ -510,6 +510,65 @@ fn a_cap_is_a_cap_and_0_is_none() {
 }
 
 #[test]
+fn chunks_grow_where_nothing_suffers() {
+    let model = dense(48, 10.0);
+    let request = Request {
+        spill_weights: SpillWeights::Experts,
+        n_ubatch_max: 4096,
+        ..ctx(16_384)
+    };
+    let on = |request: &Request, free: u64| {
+        plan(request, &model, &with_free(machine("h200-pcie5"), free))
+    };
+    let ample = on(&request, 100 * GIB);
+    assert_eq!((ample.layout.spill_bytes, ample.n_ubatch), (0, 2048));
+    // As many as were asked for, and no more than the context.
+    let asked = Request {
+        n_ubatch_max: 0,
+        ..request
+    };
+    assert_eq!(on(&asked, 100 * GIB).n_ubatch, 512);
+    let short = Request {
+        n_ctx: 1000,
+        ..request
+    };
+    assert_eq!(on(&short, 100 * GIB).n_ubatch, 1024);
+    // Answers of others would wait for them.
+    let many = Request {
+        n_seq: 4,
+        ..request
+    };
+    assert_eq!(on(&many, 100 * GIB).n_ubatch, 512);
+    // The work space must not move anything out.
+    let plain = on(&asked, 100 * GIB);
+    let tight = on(&request, plain.layout.fast_bytes);
+    assert_eq!((tight.layout.spill_bytes, tight.n_ubatch), (0, 512));
+    // On the CPU a longer chunk gives nothing.
+    let cpu = plan(&request, &model, &machine("cpu-16-cores"));
+    assert_eq!(cpu.n_ubatch, 512);
+}
+
+#[test]
+fn chunks_grow_where_experts_are_copied_for_each() {
+    let model = experts(16);
+    let request = Request {
+        n_ubatch_max: 4096,
+        expert_cache: Some(ExpertCache::Percent(50.0)),
+        ..ctx(16_384)
+    };
+    let on = |request: &Request| plan(request, &model, &machine("h200-pcie5"));
+    let grown = on(&request);
+    assert_eq!((grown.fits, grown.n_ubatch), (true, 4096));
+    let plain = on(&Request {
+        n_ubatch_max: 0,
+        ..request
+    });
+    assert_eq!(plain.n_ubatch, 512);
+    let ms = |plan: &Plan| plan.predicted.last().unwrap().token.t_ms;
+    assert!(ms(&grown) <= ms(&plain) * 1.02);
+}
+
+#[test]
 fn chunks_grow_where_a_long_tail_is_copied_for_each() {
     let model = dense(48, 10.0);
     let request = Request {
@@ -522,8 +581,13 @@ fn chunks_grow_where_a_long_tail_is_copied_for_each() {
     let on = |request: &Request, free: u64| {
         plan(request, &model, &with_free(machine("h200-pcie5"), free))
     };
-    let all = on(&request, 100 * GIB);
-    // Nothing is copied.
+    let all = on(
+        &Request {
+            n_ubatch_max: 0,
+            ..request
+        },
+        100 * GIB,
+    );
     assert_eq!((all.layout.spill_bytes, all.n_ubatch), (0, 512));
     // 12 GiB of cells in host memory take about 250 ms, a chunk of 512 tokens 40.
     let free = all.layout.fast_bytes - 12 * GIB;

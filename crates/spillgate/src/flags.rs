@@ -102,7 +102,7 @@ pub struct ContextFlags {
     /// Tokens of context [default: the smaller of trained length, 8192 and what fits into memory]
     #[arg(short, long, value_name = "TOKENS")]
     pub ctx: Option<usize>,
-    /// Most prompt tokens computed at a time [default: 512, or up to 4096 where a GPU would copy cells from host memory for each 512]
+    /// Most prompt tokens computed at a time [default: 512; on a GPU 2048 where that moves nothing out, and up to 4096 where cells or experts are copied from host memory for each 512]
     #[arg(long, value_name = "TOKENS")]
     pub ubatch: Option<usize>,
     /// Number format of the keys [default: f16; for run, chat and serve less, where a --ctx has no room otherwise]

@@ -78,7 +78,7 @@ pub struct Request {
     pub streams: Streams,
     /// Tokens of a prompt that go through the layers at a time.
     pub n_ubatch: u64,
-    /// As many as that may become, where a device would copy much of a tail for each chunk: no more if it is not larger.
+    /// As many as that may become on a device: no more if it is not larger.
     pub n_ubatch_max: u64,
     /// K, if it is pinned.
     pub type_k: Option<KvType>,

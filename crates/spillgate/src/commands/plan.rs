@@ -81,7 +81,7 @@ struct Asked {
     /// Sequences that share the context
     #[arg(long, value_name = "N", default_value_t = 1)]
     seqs: u64,
-    /// Most prompt tokens computed at a time [default: 512, or up to 4096 where a GPU would copy cells from host memory for each 512]
+    /// Most prompt tokens computed at a time [default: 512; on a GPU 2048 where that moves nothing out, and up to 4096 where cells or experts are copied from host memory for each 512]
     #[arg(long, value_name = "TOKENS")]
     ubatch: Option<u64>,
     /// Number format of the keys, kept as it is given [default: chosen]

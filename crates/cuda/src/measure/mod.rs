@@ -18,7 +18,7 @@ pub mod products;
 
 pub use cells::Cells;
 pub use hand_over::HandOver;
-pub use link::{Link, Memory, Way};
+pub use link::{Link, Memory, Rows, Way};
 pub use products::{Fork, Products};
 
 use std::time::{Duration, Instant};

@@ -23,6 +23,7 @@ use crate::model::Config;
 use place::gate::Finding;
 use sequence::Sequence;
 use stage::Stage;
+pub(crate) use stage::pieces_a_run;
 use std::ops::Range;
 use store::{Id, Store, Version};
 use together::Part;

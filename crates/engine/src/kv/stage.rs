@@ -14,6 +14,11 @@ use std::ops::Range;
 /// Bytes that go in one copy, about: what a copy takes to begin is little beside them then.
 const RUN_BYTES: usize = 4 << 20;
 
+/// Pieces of so many bytes that go in one copy, at most.
+pub(crate) fn pieces_a_run(piece_bytes: usize) -> usize {
+    (RUN_BYTES / piece_bytes.max(1)).max(1)
+}
+
 /// What a piece holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Key {
@@ -264,7 +269,7 @@ impl Stage {
             return;
         }
         self.recycle();
-        let run_max = (RUN_BYTES / copies.piece_bytes().max(1)).max(1);
+        let run_max = pieces_a_run(copies.piece_bytes());
         let mut run: Vec<Key> = Vec::with_capacity(run_max);
         let mut first = 0;
         while self.pieces > 0

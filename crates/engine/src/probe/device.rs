@@ -5,10 +5,11 @@ use super::sample::{Clock, Which, figure};
 use super::subject::{Fork, Heads};
 use super::{Error, Subject, TIERS, attention};
 use crate::gpu::Gpu;
+use crate::kv::pieces_a_run;
 use crate::plan::machine::{default_device, set_memory};
 use cuda::Product;
 use cuda::attention::{Attention, KvShape, KvType as DeviceType};
-use cuda::measure::{self, Cells, HandOver, Link, Memory, Products, Reads, Small, Way};
+use cuda::measure::{self, Cells, HandOver, Link, Memory, Products, Reads, Rows, Small, Way};
 use cuda::product::Target;
 use gguf::TensorType;
 use place::bytes::KvType;
@@ -54,6 +55,8 @@ const OTHER_BYTES: [usize; 2] = [PIECE_BYTES as usize, 64 << 20];
 
 /// What link and CPU do beside each other.
 struct Keeps {
+    /// Copies alone, GB/s.
+    link_gb_s: Option<Figure>,
     /// The part of its rate that the link keeps.
     link: Figure,
     /// And the CPU.
@@ -340,7 +343,15 @@ impl Probe {
                 all,
                 fewer,
                 rate,
+                block_bytes,
+                layers,
             } = of_tier;
+            // As a session's ring copies a layer's blocks.
+            let rows = Rows {
+                width: block_bytes,
+                pitch: block_bytes * layers,
+                rows: pieces_a_run(block_bytes),
+            };
             let mut until = |beside: bool, is_done: &mut dyn FnMut() -> bool| {
                 bench.attend_until(if beside { fewer } else { all }, is_done)
             };
@@ -348,23 +359,24 @@ impl Probe {
             let guess = [kept.link_attention, kept.attention];
             let name = rate.name();
             let what = format!("attention over {name}");
-            let path = if i == 0 {
-                "device.kept.attention".to_owned()
-            } else {
-                format!("host.attention[{name}].kept")
-            };
-            let keeps = self.keeps(&path, &what, guess, &mut until, clock)?;
+            let path = format!("host.attention[{name}].kept");
+            let keeps = self.keeps(&path, &what, rows, guess, &mut until, clock)?;
+            (rate.kept, rate.copies_gb_s, rate.copies_kept) =
+                (Some(keeps.cpu), keeps.link_gb_s, Some(keeps.link));
+            for field in ["copies_gb_s", "copies_kept"] {
+                clock.doubt_like(&path, &format!("host.attention[{name}].{field}"));
+            }
             if let Some(call_us) = keeps.call_us {
                 attention::again(rate, call_us);
                 clock.doubt_like(&path, &format!("host.attention[{name}].ns_cell"));
             }
             if i == 0 {
-                // The link's part is taken to be the same beside all tiers.
-                clock.doubt_like(&path, "device.kept.link_attention");
+                // What is said of tiers that are not measured.
+                for of_all in ["link_attention", "attention"] {
+                    clock.doubt_like(&path, &format!("device.kept.{of_all}"));
+                }
                 (self.device.kept.link_attention, self.device.kept.attention) =
                     (keeps.link, keeps.cpu);
-            } else {
-                rate.kept = Some(keeps.cpu);
             }
         }
         if let Some((mut bench, pool)) = host.weights()? {
@@ -372,46 +384,58 @@ impl Probe {
             let kept = &mut self.device.kept;
             let guess = [kept.link_products, kept.products];
             let path = "device.kept.products";
-            let keeps = self.keeps(path, "products", guess, &mut until, clock)?;
+            let rows = Rows::one(PIECE_BYTES as usize);
+            let keeps = self.keeps(path, "products", rows, guess, &mut until, clock)?;
             clock.doubt_like(path, "device.kept.link_products");
             (self.device.kept.link_products, self.device.kept.products) = (keeps.link, keeps.cpu);
         }
         Ok(())
     }
 
-    /// The part of its rate that the device reads its memory at while copies are written there.
+    /// The part of its rate that the device keeps while copies are written to its memory: products of one token, which are most of what it does, or plain
+    /// reads, if there are none.
     fn device_keeps(&mut self, clock: &mut Clock<'_>) -> Result<Figure, Error> {
+        let products = match self.forks.is_empty() {
+            true => None,
+            false => self.products(0, clock)?,
+        };
         let link = self.link.as_mut().expect("made with the first figures");
         let link_gb_s = self.device.link.to_device_pinned.last();
         let link_gb_s = link_gb_s.map_or(1.0, |t| t.gb_s.value);
-        let mut reads = Reads::new(self.gpu.device(), READ_BYTES.min(self.room))?;
+        let mut rate: Box<dyn FnMut(Duration) -> Result<f64, cuda::Error>> = match products {
+            Some(mut products) => Box::new(move |time| products.decode_gb_s(time)),
+            None => {
+                let mut reads = Reads::new(self.gpu.device(), READ_BYTES.min(self.room))?;
+                Box::new(move |time| reads.gb_s(time))
+            }
+        };
         let which = Which {
             path: "device.kept.device",
-            what: "reading the GPU's memory beside copies",
+            what: "products on the GPU beside copies",
             guess: self.device.kept.device,
         };
         let piece = PIECE_BYTES as usize;
         clock.sample(which, |time| {
             let third = time / 3;
-            let alone = reads.gb_s(third)?;
+            let alone = rate(third)?;
             let copies = copies(2 * third, link_gb_s, piece);
-            let (_, beside) = link.beside(piece, copies, |_| reads.gb_s(third))?;
+            let (_, beside) = link.beside(Rows::one(piece), copies, |_| rate(third))?;
             Ok(possible(beside? / alone))
         })
     }
 
-    /// The parts of their rates that link and CPU keep. `until` works, beside copies or alone, until it is told that it is done, and says how many calls that was. `path` is the
+    /// The parts of their rates that link and CPU keep. Copies are of such `rows`. `until` works, beside copies or alone, until it is told that it is done, and says how many calls that was. `path` is the
     /// CPU's part.
     fn keeps(
         &mut self,
         path: &str,
         what: &str,
+        rows: Rows,
         guess: [Figure; 2],
         until: &mut dyn FnMut(bool, &mut dyn FnMut() -> bool) -> usize,
         clock: &mut Clock<'_>,
     ) -> Result<Keeps, Error> {
         let link = self.link.as_mut().expect("made with the first figures");
-        let piece = PIECE_BYTES as usize;
         let which = Which {
             path,
             what: &format!("copies beside the CPU's {what}"),
@@ -422,14 +446,15 @@ impl Probe {
             let work = until(beside, is_done);
             work as f64 / begun.elapsed().as_secs_f64()
         };
-        let (mut kept, mut calls_us) = (Vec::new(), Vec::new());
+        let (mut kept, mut calls_us, mut gbs_alone) = (Vec::new(), Vec::new(), Vec::new());
         let link = clock.sample(which, |time| {
             let third = time / 3;
-            let alone_gb_s = link.gb_s(Way::Up, Memory::Pinned, piece, third)?;
+            let alone_gb_s = link.rows_gb_s(rows, third)?;
             let begun = Instant::now();
             let alone = rate(false, &mut || begun.elapsed() >= third);
-            let copies = copies(third, alone_gb_s, piece);
-            let (gb_s, beside) = link.beside(piece, copies, |is_done| rate(true, is_done))?;
+            let copies = copies(third, alone_gb_s, rows.bytes());
+            let (gb_s, beside) = link.beside(rows, copies, |is_done| rate(true, is_done))?;
+            gbs_alone.push(alone_gb_s);
             kept.push(possible(beside / alone));
             calls_us.push(1e6 / alone);
             Ok(possible(gb_s / alone_gb_s))
@@ -440,6 +465,7 @@ impl Probe {
             _ => None,
         };
         Ok(Keeps {
+            link_gb_s: later(&gbs_alone),
             link,
             cpu: later(&kept).unwrap_or(guess[1]),
             call_us: later(&calls_us),

@@ -72,6 +72,10 @@ pub(super) struct BesideCopies<'p> {
     pub(super) fewer: &'p Pool,
     /// What is known of the tier.
     pub(super) rate: &'p mut AttentionRate,
+    /// Bytes of one of its blocks.
+    pub(super) block_bytes: usize,
+    /// Layers of the model.
+    pub(super) layers: usize,
 }
 
 /// Heads as profiles have them.
@@ -263,6 +267,8 @@ impl<'s> Probe<'s> {
             all: &self.pool,
             fewer: &self.fewer,
             rate,
+            block_bytes: shape.block_bytes(),
+            layers: self.subject.layers,
         }))
     }
 
@@ -334,6 +340,8 @@ pub(super) fn guessed_attention(
         engage_us: Figure::exact(found.engage_us),
         least_us: None,
         kept: None,
+        copies_gb_s: None,
+        copies_kept: None,
     }
 }
 

@@ -181,7 +181,7 @@ impl Settings {
             device: self.gpu.as_ref().map_or(String::new(), Gpu::key),
             driver: self.gpu.as_ref().map_or(String::new(), Gpu::driver),
             shaped_by: format!(
-                "engine {}, {isas}, {pinned}, ubatch {}, {heads}, {formats}, {} MiB of weights, {} slots, each tier beside copies",
+                "engine {}, {isas}, {pinned}, ubatch {}, {heads}, {formats}, {} MiB of weights, {} slots, each tier beside copies of its blocks",
                 env!("CARGO_PKG_VERSION"),
                 self.ubatch,
                 subject.active_bytes >> 20,

@@ -146,7 +146,28 @@ pub struct TierCost {
     /// Their attention in fast memory and by the CPU.
     full_fast: Attention,
     full_host: Attention,
+    /// Copies of them into fast memory.
+    full_copies: Copies,
     windowed: Vec<Windowed>,
+}
+
+/// Copies of one cell of some layers, alone and while the CPU attends.
+#[derive(Clone, Copy, Debug, Default)]
+struct Copies {
+    ns: f64,
+    beside_ns: f64,
+}
+
+impl Copies {
+    /// Adds those of a layer, of `bytes`: as fast as they were measured with its tier, else as any others are.
+    fn add(&mut self, machine: &Machine<'_>, bytes: f64, host: &Attention) {
+        let own = |gb_s: f64| gb_s.min(machine.host_read_gb_s);
+        let gb_s = host.copies_gb_s.map_or(machine.link_gb_s, own);
+        let kept = host.copies_kept.unwrap_or(machine.link_kept_attention);
+        let ns = amount(bytes / amount(gb_s));
+        self.ns += ns;
+        self.beside_ns += amount(ns / part(kept));
+    }
 }
 
 /// A layer with a window.
@@ -267,6 +288,7 @@ impl<'a> Costs<'a> {
             full_reads: 0.0,
             full_fast: Attention::default(),
             full_host: Attention::default(),
+            full_copies: Copies::default(),
             windowed: Vec::new(),
         };
         // Deep models repeat few kinds of layers.
@@ -302,6 +324,7 @@ impl<'a> Costs<'a> {
             cost.full_host.ns_cell += host.ns_cell;
             cost.full_host.engage_us += host.engage_us;
             cost.full_host.beside_ns_cell += host.beside_ns_cell;
+            cost.full_copies.add(&self.machine, bytes, &host);
             if own {
                 cost.full_cell_bytes += bytes;
             }
@@ -348,6 +371,14 @@ impl TierCost {
         } else {
             1.0
         }
+    }
+
+    /// Copies of cells of the layers that see everything, GB/s, and the part of that rate that they keep while the CPU attends. `None`
+    /// without such layers.
+    pub(crate) fn copies(&self) -> Option<(f64, f64)> {
+        let Copies { ns, beside_ns } = self.full_copies;
+        let bytes = self.full_cell_bytes * self.full_reads;
+        (ns > 0.0 && ns.is_finite()).then(|| (bytes / ns, ns / beside_ns))
     }
 
     /// CPU attention over the layers that see everything, in bytes of KV; 0 without such layers.

@@ -1,7 +1,7 @@
 //! Rates of one processor, looked up for a model's formats and heads.
 
 use crate::drop::{amount, ms, part};
-use crate::profile::{AttentionRate, Device, HeadShape, Host};
+use crate::profile::{AttentionRate, Device, Figure, HeadShape, Host};
 use crate::tier::Tier;
 
 /// What a layer does on the CPU beside products and attention, in empty forks: norms, rope, gated activation, additions and
@@ -9,9 +9,9 @@ use crate::tier::Tier;
 /// attention are in their own measurements.
 const SMALL_OPERATIONS_A_LAYER: f64 = 2.0;
 /// Small operations of a dense layer on a device beside products and attention, whose own are in their measurements: a norm with the
-/// addition before it for either half, which are part of the product behind them and take half as long there, and gated activation. Measured on an H200 with a shape
-/// of 14B at 16352 to 131040 cells: 1.5 to 1.9.
-const LAUNCHES_A_LAYER: f64 = 2.0;
+/// addition before it for either half, which are part of the product behind them and take half as long there, and gated activation; and what attention and products
+/// take longer beside each other than alone. Measured on four H200s with a shape of 14B at 16352 to 131040 cells: 2.1 to 3.0, in the mean 2.6.
+const LAUNCHES_A_LAYER: f64 = 2.6;
 /// More of them where a layer has routed experts: router and combine.
 const MORE_WITH_EXPERTS: f64 = 2.0;
 
@@ -32,8 +32,8 @@ pub struct Processor<'a> {
     attention_part: f64,
     /// The same for what is measured beside a device's copies: with one thread less there.
     beside_part: f64,
-    /// The part of its rate that attention keeps while copies to a device run, where its tier has no figure of its own.
-    attention_kept: f64,
+    /// Beside a device: the part of its rate that attention keeps while copies go there, where its tier has no figure of its own.
+    attention_kept: Option<f64>,
 }
 
 /// One layer's attention for one token: `engage_us + ns_cell * cells`, and at least `least_us`.
@@ -47,6 +47,10 @@ pub struct Attention {
     pub least_us: f64,
     /// A cell more while copies to a device run.
     pub beside_ns_cell: f64,
+    /// Copies of such cells to a device, if they were measured.
+    pub copies_gb_s: Option<f64>,
+    /// The part of that rate that they keep while the CPU attends.
+    pub copies_kept: Option<f64>,
 }
 
 impl Attention {
@@ -90,7 +94,7 @@ impl<'a> Processor<'a> {
             token_us: 0.0,
             attention_part: part,
             beside_part: part,
-            attention_kept: 1.0,
+            attention_kept: None,
         }
     }
 
@@ -101,7 +105,7 @@ impl<'a> Processor<'a> {
         let threads = f64::from(threads.max(2));
         Self {
             attention_part: self.attention_part * (threads - 1.0) / threads,
-            attention_kept: kept,
+            attention_kept: Some(kept),
             ..self
         }
     }
@@ -125,7 +129,7 @@ impl<'a> Processor<'a> {
             token_us: device.token_us.value,
             attention_part: 1.0,
             beside_part: 1.0,
-            attention_kept: 1.0,
+            attention_kept: None,
         }
     }
 
@@ -177,7 +181,7 @@ impl<'a> Processor<'a> {
     ///
     /// What was measured with the same heads and types is taken as it is. Otherwise the nearest measurement of the types is
     /// scaled by what grows more, the multiply-adds of a cell or its bytes: one of them binds, and which one is not known.
-    /// Cells are never read faster than memory is.
+    /// It is then taken that cells are not read faster than memory is.
     pub fn attention(&self, tier: Tier, heads: HeadShape) -> Attention {
         let bytes = cell_bytes(tier, heads);
         let floor_ns = amount(bytes / self.read_gb_s);
@@ -198,21 +202,28 @@ impl<'a> Processor<'a> {
                 engage_us: amount(self.operation_us),
                 least_us: 0.0,
                 beside_ns_cell: floor_ns,
+                ..Attention::default()
             };
         };
         let measured = cell_bytes(Tier::new(rate.type_k, rate.type_v), rate.shape);
-        let scale = if rate.shape == heads && same_tier(&rate) {
-            1.0
+        let (scale, floor_ns) = if rate.shape == heads && same_tier(&rate) {
+            (1.0, 0.0)
         } else {
-            (macs(heads) / macs(rate.shape)).max(bytes / measured)
+            let scale = (macs(heads) / macs(rate.shape)).max(bytes / measured);
+            (scale, floor_ns)
         };
         let all = amount(rate.ns_cell.value) * scale;
-        let kept = rate.kept.map_or(self.attention_kept, |kept| kept.value);
+        let kept = self.attention_kept.map_or(1.0, |of_all| {
+            rate.kept.map_or(of_all, |of_tier| of_tier.value)
+        });
+        let beside = |figure: Option<Figure>| self.attention_kept.and(figure).map(|f| f.value);
         Attention {
             ns_cell: (all / self.attention_part).max(floor_ns),
             beside_ns_cell: amount((all / self.beside_part).max(floor_ns) / part(kept)),
             engage_us: amount(rate.engage_us.value),
             least_us: rate.least_us.map_or(0.0, |least| amount(least.value)),
+            copies_gb_s: beside(rate.copies_gb_s),
+            copies_kept: beside(rate.copies_kept),
         }
     }
 

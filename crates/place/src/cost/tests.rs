@@ -52,10 +52,13 @@ fn other_heads_scale_with_what_grows_more() {
 }
 
 #[test]
-fn cells_are_not_read_faster_than_memory() {
+fn cells_of_other_heads_are_not_read_faster_than_memory() {
     let mut profile = default_profile();
     profile.set("cpu_attention_ns_cell", 1e-3).unwrap();
     let a = cpu(&profile).attention(LADDER[0], SHAPE);
+    assert_eq!(a.ns_cell, 1e-3, "as it was measured");
+    let heads = HeadShape { heads: 16, ..SHAPE };
+    let a = cpu(&profile).attention(LADDER[0], heads);
     assert!((a.ns_cell - 4096.0 / profile.host.read_gb_s.all.value).abs() < 1e-9);
 }
 
@@ -103,6 +106,35 @@ fn beside_copies_a_tier_keeps_its_own_part() {
     let machine = Machine::new(&of_all, Place::Device, threads);
     let a = machine.host.attention(tier, shape);
     assert!((a.beside_ns_cell - 1280.0).abs() < 1e-9);
+}
+
+#[test]
+fn copies_of_cells_are_as_fast_as_they_were_measured_with_their_tier() {
+    let mut profile = example("h200-pcie5").unwrap();
+    let rate = &mut profile.host.attention[0];
+    let (tier, shape) = (Tier::new(rate.type_k, rate.type_v), rate.shape);
+    let machine = |profile: &Profile| {
+        let machine = Machine::new(profile, Place::Device, profile.key.threads);
+        let mut copies = Copies::default();
+        copies.add(&machine, 4096.0, &machine.host.attention(tier, shape));
+        (machine.link_gb_s, copies)
+    };
+    let (link, copies) = machine(&profile);
+    let kept = profile.device.as_ref().unwrap().kept.link_attention.value;
+    assert!((copies.ns - 4096.0 / link).abs() < 1e-9);
+    assert!((copies.beside_ns - 4096.0 / link / kept).abs() < 1e-9);
+    let rate = &mut profile.host.attention[0];
+    rate.copies_gb_s = Some(Figure::exact(32.0));
+    rate.copies_kept = Some(Figure::exact(0.5));
+    let (_, copies) = machine(&profile);
+    assert!((copies.ns - 128.0).abs() < 1e-9 && (copies.beside_ns - 256.0).abs() < 1e-9);
+    // A link that is made slower is for all.
+    profile.slow_link(8.0, "emulated link");
+    assert!((machine(&profile).1.ns - 512.0).abs() < 1e-9);
+    // Where main memory plays a device's, nothing is copied to one.
+    let here = Machine::new(&profile, Place::VirtualDevice, profile.key.threads);
+    let host = here.host.attention(tier, shape);
+    assert_eq!((host.copies_gb_s, host.copies_kept), (None, None));
 }
 
 #[test]

@@ -315,10 +315,13 @@ impl Costs<'_> {
                 0.0
             }
         };
+        let of_all = (m.link_gb_s, m.link_kept_attention);
+        let (link_gb_s, link_kept) = tier.copies().unwrap_or(of_all);
+        let as_cells = link_gb_s / m.link_gb_s;
         Overlapped {
-            link_gb_s: m.link_gb_s,
+            link_gb_s,
             cpu_gb_s: gb_s(tier.full_host.ns_cell),
-            link_kept: m.link_kept_attention,
+            link_kept,
             cpu_kept: tier.cpu_kept(),
             device_kept: m.kept_device,
             // The CPU begins with all its threads, however few the cells.
@@ -329,7 +332,8 @@ impl Costs<'_> {
             attention_least_ms: tier.full_fast.least_us / 1e3,
             attention_gb_s: gb_s(tier.full_fast.ns_cell),
             kv_bytes: depth as f64 * read_bytes,
-            copied_bytes,
+            // As many cells would take as long.
+            copied_bytes: copied_bytes * if as_cells.is_finite() { as_cells } else { 1.0 },
             staging_bytes,
             share_ms: m.fast.operation_ms() * SHARE_OPERATIONS,
             batch_ms: m.fast.operation_ms() * BATCH_OPERATIONS,

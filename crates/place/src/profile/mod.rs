@@ -209,6 +209,12 @@ pub struct AttentionRate {
     /// Part of its rate that CPU attention keeps while the link is busy, with one thread less: that gives the device its work. `None`: [`Kept::attention`], and on a device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<Figure>,
+    /// Copies of the tier's blocks to a device, as sessions make them. `None`: what [`Link`] says of pieces, and on a device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies_gb_s: Option<Figure>,
+    /// Part of that rate that they keep while the CPU attends. `None`: [`Kept::link_attention`], and on a device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies_kept: Option<Figure>,
 }
 
 /// The attention microbenchmark: one token over 8192 cells, then over 256. What is `None` is derived from
@@ -321,7 +327,7 @@ pub struct Transfer {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kept {
-    /// The link, while the CPU attends.
+    /// The link, while the CPU attends: beside tiers that have no figure of their own ([`AttentionRate::copies_kept`]).
     pub link_attention: Figure,
     /// CPU attention, while the link is busy, with one thread less: of tiers that have no figure of their own ([`AttentionRate::kept`]).
     pub attention: Figure,
@@ -354,6 +360,8 @@ impl Profile {
             Some(device) => {
                 let pinned = device.link.to_device_pinned.iter_mut();
                 pinned.for_each(|transfer| slow(&mut transfer.gb_s));
+                let tiers = self.host.attention.iter_mut();
+                tiers.for_each(|rate| rate.copies_gb_s.iter_mut().for_each(slow));
             }
             None => {
                 // Without a device, what is staged is copied in host memory.

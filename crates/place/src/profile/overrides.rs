@@ -119,8 +119,11 @@ pub static OVERRIDES: &[Override] = &[
     ),
     term(
         "link_gb_s",
-        &["device.link.to_device_pinned[*].gb_s"],
-        "pinned copies to the device, all sizes",
+        &[
+            "device.link.to_device_pinned[*].gb_s",
+            "host.attention[*].copies_gb_s",
+        ],
+        "pinned copies to the device, all sizes, and of each tier's blocks",
     ),
     term(
         "link_pageable_gb_s",
@@ -139,7 +142,10 @@ pub static OVERRIDES: &[Override] = &[
     ),
     term(
         "link_kept_attention",
-        &["device.kept.link_attention"],
+        &[
+            "device.kept.link_attention",
+            "host.attention[*].copies_kept",
+        ],
         "part of its rate that the link keeps beside CPU attention",
     ),
     term(

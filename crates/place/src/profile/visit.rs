@@ -309,6 +309,12 @@ fn visit_attention(of: &str, rates: &mut [AttentionRate], f: Visitor<'_>) {
         if let Some(kept) = &mut rate.kept {
             f(&path("kept"), kept, Unit::Part);
         }
+        if let Some(copies) = &mut rate.copies_gb_s {
+            f(&path("copies_gb_s"), copies, Unit::GbS);
+        }
+        if let Some(kept) = &mut rate.copies_kept {
+            f(&path("copies_kept"), kept, Unit::Part);
+        }
     }
 }
 

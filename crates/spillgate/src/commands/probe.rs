@@ -205,19 +205,33 @@ fn device_text(device: &Device, tiers: &[AttentionRate]) -> String {
     text.push('\n');
     text += &table(&copies, &[1, 2]);
     let kept = &device.kept;
+    let none = || "-".to_owned();
+    let known = |figure: Option<Figure>| figure.map_or_else(none, |f| f.to_string());
+    let head = [
+        "WHILE BOTH RUN, OF 1",
+        "COPIES, GB/S",
+        "LINK KEEPS",
+        "CPU KEEPS",
+    ];
     let beside = [
-        row(&[&"WHILE BOTH RUN, OF 1", &"LINK KEEPS", &"CPU KEEPS"]),
-        row(&[&"CPU attention", &kept.link_attention, &kept.attention]),
-        row(&[&"CPU products", &kept.link_products, &kept.products]),
+        head.map(str::to_owned).to_vec(),
+        row(&[
+            &"CPU attention",
+            &"-",
+            &kept.link_attention,
+            &kept.attention,
+        ]),
+        row(&[&"CPU products", &"-", &kept.link_products, &kept.products]),
     ]
     .into_iter();
     let of_tiers = tiers.iter().filter_map(|rate| {
         let name = format!("CPU attention, {}/{}", rate.type_k, rate.type_v);
-        rate.kept.map(|kept| row(&[&name, &"-", &kept]))
+        let (copies, link) = (known(rate.copies_gb_s), known(rate.copies_kept));
+        rate.kept.map(|kept| row(&[&name, &copies, &link, &kept]))
     });
     let beside: Vec<_> = beside.chain(of_tiers).collect();
     text.push('\n');
-    text += &table(&beside, &[1, 2]);
+    text += &table(&beside, &[1, 2, 3]);
     let _ = writeln!(
         text,
         "\nthe device keeps {} of its memory's rate while copies come",

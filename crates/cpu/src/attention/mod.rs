@@ -316,12 +316,7 @@ fn attend_to(
         (Some(first), Some(last)) => first.group()..last.group() + 1,
         _ => 0..0,
     };
-    let whole_groups = step == Step::ONLY
-        && goes_by_groups(
-            groups.len() * shape.heads,
-            spans.len() * shape.heads,
-            threads,
-        );
+    let whole_groups = step == Step::ONLY && groups.len() * shape.heads >= ITEMS_A_THREAD * threads;
     let parts = if whole_groups {
         groups.len()
     } else {
@@ -408,15 +403,6 @@ fn attend_to(
             leave(&rows, scratch);
         });
     });
-}
-
-/// Whether one token's groups are spread over threads, rather than their spans: if each thread has some of them, and what spans take to be put aside and folded
-/// is more than what threads wait for each other at the end, where the last ones have a group and the others have none.
-fn goes_by_groups(groups: usize, spans: usize, threads: usize) -> bool {
-    // What the last thread computes, in 32nds of a span.
-    let by_groups = groups.div_ceil(threads) * GROUP * 32;
-    let by_spans = spans.div_ceil(threads) * 33;
-    groups >= ITEMS_A_THREAD * threads && by_groups <= by_spans
 }
 
 /// A token of a sequence of its own.

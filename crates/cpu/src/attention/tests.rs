@@ -513,16 +513,3 @@ fn what_the_first_groups_fold_to_is_gone_on_with() {
         );
     }
 }
-
-#[test]
-fn groups_are_spread_where_threads_end_together() {
-    // 8 KV heads over 8 groups: 16 threads have four each, of 15 four would have one more.
-    assert!(goes_by_groups(64, 256, 16));
-    assert!(!goes_by_groups(64, 256, 15));
-    // Over 15 groups all have eight.
-    assert!(goes_by_groups(120, 480, 15));
-    // Two threads.
-    assert!(goes_by_groups(12, 48, 2) && !goes_by_groups(6, 24, 2));
-    // Fewer than four each.
-    assert!(!goes_by_groups(16, 64, 16));
-}

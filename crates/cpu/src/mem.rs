@@ -145,13 +145,18 @@ const AHEAD_BYTES: [usize; 2] = [4096, 1024];
 /// Fetches the cache lines that lie [`AHEAD_BYTES`] behind the first of these bytes.
 #[inline(always)]
 pub(crate) fn fetch_ahead(bytes: &[u8]) {
-    fetch(bytes, AHEAD_BYTES);
-}
-
-/// Fetches the cache line that lies `near` bytes behind the first of these, and one farther away into the second-level cache.
-#[inline(always)]
-pub(crate) fn fetch_behind(bytes: &[u8], near: usize) {
-    fetch(bytes, [near + AHEAD_BYTES[0], near]);
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        let [far, near] = AHEAD_BYTES.map(|ahead| bytes.as_ptr().wrapping_add(ahead).cast());
+        // SAFETY: a prefetch of any address is only a hint and never faults.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(far);
+            _mm_prefetch::<_MM_HINT_T0>(near);
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = bytes;
 }
 
 /// Fetches all cache lines of some values.
@@ -170,20 +175,6 @@ pub(crate) fn fetch_all<T: Plain>(values: &[T]) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = values;
-}
-
-#[inline(always)]
-fn fetch(bytes: &[u8], [far, near]: [usize; 2]) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-        let [far, near] = [far, near].map(|ahead| bytes.as_ptr().wrapping_add(ahead).cast());
-        // SAFETY: a prefetch of any address is only a hint and never faults.
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T1>(far);
-            _mm_prefetch::<_MM_HINT_T0>(near);
-        }
-    }
 }
 
 /// A slice that several workers write at once, each its own part.

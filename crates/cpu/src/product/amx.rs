@@ -9,6 +9,7 @@
 //! of the scaling.
 
 use super::avx512::{load_f32, load_i32, weigh_minima};
+use super::sums::{Sums, groups};
 use super::unpacked::{CHUNK32, CHUNK256, Chunk32, Super256, TileBlocks};
 use crate::acts::{ActsView, TILE};
 use crate::amx;
@@ -16,9 +17,8 @@ use crate::mem::Shared;
 use crate::simd::array;
 use quant::lanes::{Run, Unpack32, Unpack256};
 use quant::product::has_min;
-use quant::tile::{ROWS, TileMatrix};
+use quant::tile::TileMatrix;
 use std::arch::x86_64::*;
-use std::cell::Cell;
 use std::ops::Range;
 
 /// One tile of results.
@@ -29,88 +29,6 @@ struct Aligned<T>(T);
 
 /// Blocks that are multiplied before they are scaled: their results, 16 KiB, must stay in the first-level cache.
 const BLOCKS: usize = 4;
-
-/// Tiles of rows that are summed side by side: for each chunk of K the tokens' codes come into the second-level cache once for
-/// all of them.
-const GROUP: usize = 8;
-
-thread_local! {
-    /// What [`Sums`] keeps, while no product runs: it grows to the most tokens seen and is then reused.
-    static SUMS: Cell<Vec<[[f32; ROWS]; GROUP]>> = const { Cell::new(Vec::new()) };
-}
-
-/// Sums of up to [`GROUP`] tiles of rows for all tokens over the chunks of K so far: `[tokens][tiles]`. They lie close together;
-/// the results do not, and are written once, at the end.
-struct Sums {
-    kept: Vec<[[f32; ROWS]; GROUP]>,
-    tokens: usize,
-}
-
-impl Drop for Sums {
-    fn drop(&mut self) {
-        SUMS.set(std::mem::take(&mut self.kept));
-    }
-}
-
-impl Sums {
-    fn new(tokens: usize) -> Self {
-        let mut kept = SUMS.take();
-        if kept.len() < tokens {
-            kept.resize(tokens, [[0.0; ROWS]; GROUP]);
-        }
-        Self { kept, tokens }
-    }
-
-    /// Stores a chunk's sums of a token tile and the group's tile `slot`, or adds them to those of the chunks before.
-    #[target_feature(enable = "avx512f")]
-    #[inline]
-    fn put(&mut self, tt: usize, slot: usize, first: usize, acc: &[__m512; TILE]) {
-        let tokens = &mut self.kept[..self.tokens][tt * TILE..];
-        for (kept, acc) in tokens.iter_mut().zip(acc) {
-            let kept = kept[slot].as_mut_ptr();
-            // SAFETY: 16 values are there.
-            unsafe {
-                let sum = if first == 0 {
-                    *acc
-                } else {
-                    _mm512_add_ps(_mm512_loadu_ps(kept), *acc)
-                };
-                _mm512_storeu_ps(kept, sum);
-            }
-        }
-    }
-
-    /// Writes the results of a group of tiles. Each token's lie in lines of their own, which are in no near cache: they are
-    /// asked for some tokens ahead.
-    #[target_feature(enable = "avx512f")]
-    fn write(&self, w: &TileMatrix<'_>, group: &Range<usize>, out: &Shared<'_, f32>) {
-        const AHEAD: usize = 16;
-        let rows = (group.len() - 1) * ROWS + w.tile_rows(group.end - 1);
-        for (t, sums) in self.kept[..self.tokens].iter().enumerate() {
-            // SAFETY: each tile writes its own rows of every token.
-            let out = unsafe { out.part(t * w.n() + group.start * ROWS, rows) };
-            for line in 0..group.len() {
-                let ahead = out.as_ptr().wrapping_add(AHEAD * w.n() + line * ROWS);
-                _mm_prefetch::<_MM_HINT_ET0>(ahead.cast());
-            }
-            for (out, sums) in out.chunks_mut(ROWS).zip(sums) {
-                if let Some(out) = out.first_chunk_mut::<ROWS>() {
-                    *out = *sums;
-                } else {
-                    out.copy_from_slice(&sums[..out.len()]);
-                }
-            }
-        }
-    }
-}
-
-/// Groups of up to [`GROUP`] tiles.
-fn groups(tiles: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    tiles
-        .clone()
-        .step_by(GROUP)
-        .map(move |start| start..tiles.end.min(start + GROUP))
-}
 
 /// Tiles of a `Block32` format. At least [`TILE`] tokens.
 ///
@@ -188,7 +106,7 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
                 }
                 for (half, tt) in (tt..token_tiles.min(tt + 2)).enumerate() {
                     for (i, slot) in slots.clone().enumerate() {
-                        sums.put(tt, slot, first, &acc[2 * half + i]);
+                        sums.put(tt * TILE, slot, first, &acc[2 * half + i]);
                     }
                 }
             }
@@ -321,7 +239,7 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
                         let [high, low] = [&results[2 * half], &results[2 * half + 1]];
                         acc = add_super::<U>(acc, high, low, block, acts, d_at);
                     }
-                    sums.put(tt, slot, first, &acc);
+                    sums.put(tt * TILE, slot, first, &acc);
                 }
             }
         }

@@ -1,7 +1,9 @@
 //! Quantised products with AVX-512 VNNI: 16 rows a register, a group of 4 values a lane.
 
-use super::unpacked::{CHUNK32, CHUNK256, Chunk32, Super256, TileBlocks};
-use crate::acts::ActsView;
+use super::sets::{Set256, Sets, Sets256};
+use super::sums::{Sums, steps};
+use super::unpacked::{Ahead, CHUNK32, CHUNK256, Chunk32, Super256, TileBlocks};
+use crate::acts::{ActsView, FEW};
 use crate::mem::Shared;
 use crate::simd::array;
 use quant::lanes::{Unpack32, Unpack256};
@@ -48,38 +50,28 @@ impl<'a> Out<'a> {
     }
 }
 
-/// Calls `$f::<U, N>(.., t)` with the largest N of 8, 4, 2, 1 until all tokens are done.
+/// Runs `$body` for 8, 4, 2 or 1 tokens, as many as there still are, until all `$tokens` are done: `$n` tokens from `$t` on, of `$s` sets.
 macro_rules! by_tokens {
-    ($tokens:expr, |$t:ident, $n:ident| $call:expr) => {{
+    ($tokens:expr, |$t:ident, $s:ident, $n:ident| $body:block) => {{
         let mut $t = 0;
         while $t < $tokens {
             match $tokens - $t {
-                8.. => {
-                    const $n: usize = 8;
-                    $call;
-                    $t += 8;
-                }
-                4.. => {
-                    const $n: usize = 4;
-                    $call;
-                    $t += 4;
-                }
-                2.. => {
-                    const $n: usize = 2;
-                    $call;
-                    $t += 2;
-                }
-                _ => {
-                    const $n: usize = 1;
-                    $call;
-                    $t += 1;
-                }
+                8.. => by_tokens!(@ $t $s $n $body 2 8),
+                4.. => by_tokens!(@ $t $s $n $body 1 4),
+                2.. => by_tokens!(@ $t $s $n $body 1 2),
+                _ => by_tokens!(@ $t $s $n $body 1 1),
             }
         }
     }};
+    (@ $t:ident $s:ident $n:ident $body:block $sets:literal $tokens:literal) => {{
+        const $s: usize = $sets;
+        const $n: usize = $tokens;
+        $body
+        $t += $n;
+    }};
 }
 
-/// Tiles of a `Block32` format.
+/// Tiles of a `Block32` format, of so many tokens that they lie in sets.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn tiles32<U: Unpack32>(
     w: &TileMatrix<'_>,
@@ -87,76 +79,84 @@ pub(super) fn tiles32<U: Unpack32>(
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
-    let mut chunk = Chunk32::zero();
-    for tile in tiles {
-        let mut blocks = TileBlocks::new(w, tile);
-        let out = Out::new(w, tile, out);
-        for first in (0..w.blocks()).step_by(CHUNK32) {
-            let n = chunk.unpack::<U, false>(&mut blocks, first);
-            by_tokens!(acts.tokens(), |t, N| tokens32::<U, N>(
-                &blocks, &chunk, first, n, acts, t, out
-            ));
+    let sets = Sets::new(acts);
+    let (mut chunk, mut sums) = (Chunk32::zero(), Sums::new(acts.tokens()));
+    let mut steps = steps(w, tiles, CHUNK32).peekable();
+    while let Some(step) = steps.next() {
+        let n = chunk.unpack::<U, false>(&mut TileBlocks::new(w, step.tile), step.first);
+        let mut ahead = Ahead::new(w, steps.peek(), CHUNK32, acts.tokens());
+        by_tokens!(acts.tokens(), |t, S, N| {
+            let acc = tokens32::<U, S, N>(&chunk, step.first, n, &sets, t, &mut ahead);
+            sums.put(t, step.slot(), step.first, &acc);
+        });
+        if steps.peek().is_none_or(|next| next.group != step.group) {
+            sums.write(w, &step.group, out);
         }
     }
 }
 
+/// A chunk's sums of `N` tokens from `t` on, of `S` sets. They are added to group by group, so that `N` products wait for each other.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
-fn tokens32<U: Unpack32, const N: usize>(
-    blocks: &TileBlocks<'_>,
+fn tokens32<U: Unpack32, const S: usize, const N: usize>(
     chunk: &Chunk32,
     first: usize,
     n: usize,
-    acts: &ActsView<'_>,
+    sets: &Sets<'_>,
     t: usize,
-    out: Out<'_>,
-) {
+    ahead: &mut Ahead<'_>,
+) -> [__m512; N] {
+    let row = t % FEW;
+    let begin = array!([0; S], |s| sets.begin(t / FEW + s) + first * sets.stride());
+    // Codes are raised by BIAS; what that adds is taken off beforehand.
+    let mut starts = [[[0; FEW]; S]; CHUNK32];
+    if U::BIAS != 0 {
+        for (b, starts) in starts.iter_mut().enumerate().take(n) {
+            for (starts, begin) in starts.iter_mut().zip(begin) {
+                let sums = sets.at(begin + b * sets.stride()).sum;
+                // SAFETY: four values are read and four written.
+                unsafe {
+                    let sums = _mm_loadu_si128(sums.as_ptr().cast());
+                    let start = _mm_mullo_epi32(sums, _mm_set1_epi32(-U::BIAS));
+                    _mm_storeu_si128(starts.as_mut_ptr().cast(), start);
+                }
+            }
+        }
+        in_memory(&mut starts);
+    }
     let mut acc = [_mm512_setzero_ps(); N];
-    let height = acts.height();
-    let q_base = array!([0; N], |j| acts.q_base(t + j));
-    let d_base = array!([0; N], |j| acts.d_base(t + j));
-    for b in 0..n {
-        if t == 0 {
-            blocks.ahead_of_chunk(first + b);
-        }
-        let k = (first + b) * 32 * height;
-        let a = array!([&[0i8; 32]; N], |j| {
-            acts.q[q_base[j] + k..][..32].try_into().expect("32 codes")
-        });
-        let d_at = array!([0; N], |j| d_base[j] + (first + b) * height);
-        // Codes are raised by BIAS; what that adds is taken off beforehand.
-        let mut dot = array!([_mm512_setzero_si512(); N], |j| {
-            if U::BIAS == 0 {
-                _mm512_setzero_si512()
-            } else {
-                _mm512_set1_epi32(-U::BIAS * acts.sum32[d_at[j]])
+    for (b, starts) in starts.iter().enumerate().take(n) {
+        ahead.fetch();
+        let sets = array!([sets.at(begin[0]); S], |s| sets
+            .at(begin[s] + b * sets.stride()));
+        let q = array!([&sets[0].q[0]; N], |j| &sets[j / FEW].q[row + j % FEW]);
+        let mut dots = [_mm512_setzero_si512(); N];
+        if U::BIAS != 0 {
+            for (j, dot) in dots.iter_mut().enumerate() {
+                *dot = _mm512_set1_epi32(starts[j / FEW][row + j % FEW]);
             }
-        });
-        for g in 0..8 {
+        }
+        each_group!(|g| {
             let w = load(&chunk.q[b], g);
-            for j in 0..N {
-                dot[j] = _mm512_dpbusd_epi32(dot[j], w, group(a[j], g));
+            for (dot, q) in dots.iter_mut().zip(q) {
+                *dot = _mm512_dpbusd_epi32(*dot, w, group(q, g));
             }
-        }
-        let d = load_f32(&chunk.d[b]);
-        for j in 0..N {
-            let scale = _mm512_mul_ps(d, _mm512_set1_ps(acts.d[d_at[j]]));
-            acc[j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[j]), scale, acc[j]);
+            in_order(&mut dots);
+        });
+        let (d, m) = (load_f32(&chunk.d[b]), load_f32(&chunk.m[b]));
+        for (j, acc) in acc.iter_mut().enumerate() {
+            let (set, row) = (&sets[j / FEW], row + j % FEW);
+            let scale = _mm512_mul_ps(d, _mm512_set1_ps(set.d[row]));
+            *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[j]), scale, *acc);
             if has_min(U::TY) {
-                acc[j] = _mm512_fmadd_ps(
-                    load_f32(&chunk.m[b]),
-                    _mm512_set1_ps(acts.ds[d_at[j]]),
-                    acc[j],
-                );
+                *acc = _mm512_fmadd_ps(m, _mm512_set1_ps(set.ds[row]), *acc);
             }
         }
     }
-    for (j, acc) in acc.into_iter().enumerate() {
-        out.put(t + j, first == 0, acc);
-    }
+    acc
 }
 
-/// Tiles of a `Block256` format.
+/// Tiles of a `Block256` format, of so many tokens that they lie in sets.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn tiles256<U: Unpack256>(
     w: &TileMatrix<'_>,
@@ -164,101 +164,157 @@ pub(super) fn tiles256<U: Unpack256>(
     tiles: Range<usize>,
     out: &Shared<'_, f32>,
 ) {
+    let sets = Sets256::new(acts);
     let mut chunk = [const { Super256::zero() }; CHUNK256];
-    for tile in tiles {
-        let mut blocks = TileBlocks::new(w, tile);
-        let out = Out::new(w, tile, out);
-        for first in (0..w.blocks()).step_by(CHUNK256) {
-            let n = CHUNK256.min(w.blocks() - first);
-            for (i, block) in chunk[..n].iter_mut().enumerate() {
-                block.unpack::<U>(&mut blocks, first + i);
-            }
-            by_tokens!(acts.tokens(), |t, N| tokens256::<U, N>(
-                &blocks,
-                &chunk[..n],
-                first,
-                acts,
-                t,
-                out
-            ));
+    let mut sums = Sums::new(acts.tokens());
+    let mut steps = steps(w, tiles, CHUNK256).peekable();
+    while let Some(step) = steps.next() {
+        let n = CHUNK256.min(w.blocks() - step.first);
+        let mut blocks = TileBlocks::new(w, step.tile);
+        for (i, block) in chunk[..n].iter_mut().enumerate() {
+            block.unpack::<U>(&mut blocks, step.first + i);
+        }
+        let mut ahead = Ahead::new(w, steps.peek(), CHUNK256, acts.tokens());
+        by_tokens!(acts.tokens(), |t, S, N| {
+            let acc = tokens256::<U, S, N>(&chunk[..n], step.first, &sets, t, &mut ahead);
+            sums.put(t, step.slot(), step.first, &acc);
+        });
+        if steps.peek().is_none_or(|next| next.group != step.group) {
+            sums.write(w, &step.group, out);
         }
     }
 }
 
+/// As [`tokens32`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
-fn tokens256<U: Unpack256, const N: usize>(
-    blocks: &TileBlocks<'_>,
+fn tokens256<U: Unpack256, const S: usize, const N: usize>(
     chunk: &[Super256],
     first: usize,
-    acts: &ActsView<'_>,
+    sets: &Sets256<'_>,
     t: usize,
-    out: Out<'_>,
-) {
+    ahead: &mut Ahead<'_>,
+) -> [__m512; N] {
+    let row = t % FEW;
     let mut acc = [_mm512_setzero_ps(); N];
-    let height = acts.height();
-    let q_base = array!([0; N], |j| acts.q_base(t + j));
-    let d_base = array!([0; N], |j| acts.d_base(t + j));
     for (i, block) in chunk.iter().enumerate() {
-        let b = first + i;
-        let d_at = array!([0; N], |j| d_base[j] + b * height);
-        let mut total = [_mm512_setzero_si512(); N];
-        for run in 0..8 {
-            if t == 0 {
-                blocks.ahead::<8>(b, run);
-            }
-            let k = (b * 256 + run / 2 * 64) * height + run % 2 * 32;
-            let a = array!([&[0i8; 32]; N], |j| {
-                acts.q[q_base[j] + k..][..32].try_into().expect("32 codes")
-            });
-            let subs = if U::SUB32 { 1 } else { 2 };
-            let groups = 8 / subs;
-            for sub in 0..subs {
-                let mut dot = array!([_mm512_setzero_si512(); N], |j| {
-                    if U::BIAS == 0 {
-                        _mm512_setzero_si512()
-                    } else {
-                        let sums = &acts.sum16[d_at[j] * 16 + 2 * run + sub..];
-                        let second = if U::SUB32 { i32::from(sums[1]) } else { 0 };
-                        _mm512_set1_epi32(-U::BIAS * (i32::from(sums[0]) + second))
-                    }
-                });
-                for g in sub * groups..(sub + 1) * groups {
-                    let w = load(&block.q[run], g);
-                    for j in 0..N {
-                        dot[j] = _mm512_dpbusd_epi32(dot[j], w, group(a[j], g));
-                    }
-                }
-                let scale = load_i8(&block.scale[subs * run + sub]);
-                for j in 0..N {
-                    total[j] = _mm512_add_epi32(total[j], _mm512_mullo_epi32(dot[j], scale));
-                }
-            }
-        }
+        let sets = array!([sets.block(t / FEW, first + i); S], |s| sets
+            .block(t / FEW + s, first + i));
+        let d_a = array!([0.0; N], |j| sets[j / FEW].d[row + j % FEW]);
+        let total = total256::<U, S, N>(block, &sets, row, ahead);
         let d = load_f32(&block.d);
-        for j in 0..N {
-            let scale = _mm512_mul_ps(d, _mm512_set1_ps(acts.d[d_at[j]]));
-            acc[j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[j]), scale, acc[j]);
-            if has_min(U::TY) {
-                acc[j] = subtract_min(block, acts, d_at[j], acc[j]);
+        for (j, acc) in acc.iter_mut().enumerate() {
+            let scale = _mm512_mul_ps(d, _mm512_set1_ps(d_a[j]));
+            *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[j]), scale, *acc);
+        }
+        if has_min(U::TY) {
+            let sums = array!([&sets[0].sums[0]; N], |j| &sets[j / FEW].sums
+                [row + j % FEW]);
+            let mut mins = [_mm512_setzero_si512(); N];
+            for (p, pairs) in block.min_pairs.iter().enumerate() {
+                let pairs = load_i32(pairs);
+                for (mins, sums) in mins.iter_mut().zip(sums) {
+                    *mins = dot_pair(*mins, pairs, &sums[p]);
+                }
+            }
+            let dmin = load_f32(&block.dmin);
+            for (j, acc) in acc.iter_mut().enumerate() {
+                let scale = _mm512_mul_ps(dmin, _mm512_set1_ps(d_a[j]));
+                *acc = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins[j]), scale, *acc);
             }
         }
     }
-    for (j, acc) in acc.into_iter().enumerate() {
-        out.put(t + j, first == 0, acc);
+    acc
+}
+
+/// The integers of a super-block: sums of its sub-blocks' products times their scales.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn total256<U: Unpack256, const S: usize, const N: usize>(
+    block: &Super256,
+    sets: &[Set256<'_>; S],
+    row: usize,
+    ahead: &mut Ahead<'_>,
+) -> [__m512i; N] {
+    // What BIAS adds to each sub-block's sum, negative.
+    let mut starts = [[0; 16]; N];
+    if U::BIAS != 0 {
+        for (j, starts) in starts.iter_mut().enumerate() {
+            let sums = &sets[j / FEW].sums[row + j % FEW];
+            // SAFETY: 16 sums are read, 16 or, of pairs of them, 8 values written.
+            unsafe {
+                let sums = _mm256_loadu_si256(sums.as_ptr().cast());
+                let to = starts.as_mut_ptr();
+                if U::SUB32 {
+                    let start = _mm256_madd_epi16(sums, _mm256_set1_epi16(-U::BIAS as i16));
+                    _mm256_storeu_si256(to.cast(), start);
+                } else {
+                    let sums = _mm512_cvtepi16_epi32(sums);
+                    let start = _mm512_mullo_epi32(sums, _mm512_set1_epi32(-U::BIAS));
+                    _mm512_storeu_si512(to.cast(), start);
+                }
+            }
+        }
+        in_memory(&mut starts);
+    }
+    let subs = if U::SUB32 { 1 } else { 2 };
+    let mut total = [_mm512_setzero_si512(); N];
+    for (run, codes) in block.q.iter().enumerate() {
+        ahead.fetch();
+        let units = array!([sets[0].unit(run / 2); S], |s| sets[s].unit(run / 2));
+        let q = array!([&units[0][0][0]; N], |j| &units[j / FEW][row + j % FEW]
+            [run % 2]);
+        let mut dots = [_mm512_setzero_si512(); N];
+        each_group!(|g| {
+            let (sub, of_sub) = (subs * run + g * subs / 8, 8 / subs);
+            if g.is_multiple_of(of_sub) && (U::BIAS != 0 || g > 0) {
+                for (dot, starts) in dots.iter_mut().zip(&starts) {
+                    *dot = if U::BIAS == 0 {
+                        _mm512_setzero_si512()
+                    } else {
+                        _mm512_set1_epi32(starts[sub])
+                    };
+                }
+            }
+            let w = load(codes, g);
+            for (dot, q) in dots.iter_mut().zip(q) {
+                *dot = _mm512_dpbusd_epi32(*dot, w, group(q, g));
+            }
+            in_order(&mut dots);
+            if g % of_sub == of_sub - 1 {
+                let scale = load_i8(&block.scale[sub]);
+                for (total, dot) in total.iter_mut().zip(dots) {
+                    *total = _mm512_add_epi32(*total, _mm512_mullo_epi32(dot, scale));
+                }
+            }
+        });
+    }
+    total
+}
+
+/// Keeps the order of the source at this place. Left alone, a compiler computes one token's sum after the other.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline]
+pub(super) fn in_order<const N: usize>(sums: &mut [__m512i; N]) {
+    for sum in sums {
+        // SAFETY: no instruction at all.
+        unsafe {
+            asm!(
+                "/* {0} */",
+                inout(zmm_reg) * sum,
+                options(nomem, nostack, preserves_flags)
+            );
+        }
     }
 }
 
-/// `fma(f32(sum of minima times sums of activations), -(dmin * d_a), acc)`.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-#[inline]
-fn subtract_min(block: &Super256, acts: &ActsView<'_>, d_at: usize, acc: __m512) -> __m512 {
-    let sums = acts.sum16[d_at * 16..][..16].try_into().expect("16 sums");
-    let pairs = array!([_mm512_setzero_si512(); 8], |i| load_i32(
-        &block.min_pairs[i]
-    ));
-    let scale = _mm512_mul_ps(load_f32(&block.dmin), _mm512_set1_ps(acts.d[d_at]));
-    _mm512_fnmadd_ps(_mm512_cvtepi32_ps(weigh_minima(&pairs, sums)), scale, acc)
+/// Keeps values in memory, from where an instruction brings one to all lanes for nothing; out of a register it takes the place of a product.
+#[inline(always)]
+fn in_memory<T>(values: &mut T) {
+    // SAFETY: no instruction at all.
+    unsafe {
+        asm!("/* {0} */", in(reg) values, options(nostack, preserves_flags));
+    }
 }
 
 /// Sum of a super-block's minima, in pairs, times a token's sums of activations.

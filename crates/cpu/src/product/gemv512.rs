@@ -3,7 +3,7 @@
 //! A token alone is bound by memory: 16 rows of a block of 32 are some 300 bytes, 20 to 30 instructions for the vector units
 //! against 70 cycles for the bytes at 4 bytes a cycle and thread.
 
-use super::avx512::{Out, dot_pair, group, load, load_f32, load_i8};
+use super::avx512::{Out, dot_pair, group, in_order, load, load_f32, load_i8};
 use super::gemv256::Bases;
 use super::sets::{Set, Sets};
 use super::unpacked::TileBlocks;
@@ -116,7 +116,7 @@ fn add_sets<U: Unpack32, const S: usize>(
                 *dot = _mm512_dpbusd_epi32(*dot, codes[g], group(q, g));
             }
         }
-        in_order(&mut dots);
+        dots.iter_mut().for_each(|dots| in_order(dots));
     });
     for (s, set) in sets.iter().enumerate() {
         for j in 0..FEW {
@@ -126,22 +126,6 @@ fn add_sets<U: Unpack32, const S: usize>(
             if has_min(U::TY) {
                 *acc = _mm512_fmadd_ps(m, _mm512_set1_ps(set.ds[j]), *acc);
             }
-        }
-    }
-}
-
-/// Keeps the order of the source at this place. Left alone, a compiler computes one token's sum after the other.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-#[inline]
-fn in_order<const S: usize>(sums: &mut [[__m512i; FEW]; S]) {
-    for sum in sums.as_flattened_mut() {
-        // SAFETY: no instruction at all.
-        unsafe {
-            std::arch::asm!(
-                "/* {0} */",
-                inout(zmm_reg) * sum,
-                options(nomem, nostack, preserves_flags)
-            );
         }
     }
 }

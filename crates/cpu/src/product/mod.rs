@@ -45,6 +45,8 @@ mod gemv512;
 mod norm;
 #[cfg(target_arch = "x86_64")]
 mod sets;
+#[cfg(target_arch = "x86_64")]
+mod sums;
 mod unpacked;
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ pub(super) struct Sets<'a> {
 }
 
 /// A block of a set.
+#[derive(Clone, Copy)]
 pub(super) struct Set<'a> {
     pub(super) q: &'a [[i8; 32]; FEW],
     pub(super) d: &'a [f32; FEW],
@@ -68,5 +69,64 @@ impl<'a> Sets<'a> {
     #[inline(always)]
     pub(super) fn block(&self, set: usize, b: usize) -> Set<'a> {
         self.at(self.begin(set) + b * self.stride())
+    }
+}
+
+/// The activations of all tokens, in blocks of 256.
+pub(super) struct Sets256<'a> {
+    q: &'a [Unit],
+    d: &'a [[f32; FEW]],
+    sums: &'a [[[[i16; 2]; 8]; FEW]],
+    blocks: usize,
+    /// Sets of a tile of tokens, of which there is a power of two.
+    of_tile_log2: u32,
+}
+
+/// 64 codes of a set, in runs of 32.
+pub(super) type Unit = [[[i8; 32]; 2]; FEW];
+
+/// A block of 256 of a set.
+#[derive(Clone, Copy)]
+pub(super) struct Set256<'a> {
+    /// From the first of its four units on, which are as many apart as a tile has sets.
+    q: &'a [Unit],
+    of_tile_log2: u32,
+    pub(super) d: &'a [f32; FEW],
+    /// Sums of 16 codes, in pairs.
+    pub(super) sums: &'a [[[i16; 2]; 8]; FEW],
+}
+
+impl<'a> Sets256<'a> {
+    pub(super) fn new(acts: &'a ActsView<'_>) -> Self {
+        assert!(acts.height().is_multiple_of(FEW), "tiles of whole sets");
+        Self {
+            q: acts.q.as_chunks().0.as_chunks().0.as_chunks().0,
+            d: acts.d.as_chunks().0,
+            sums: acts.sum16.as_chunks().0.as_chunks().0.as_chunks().0,
+            blocks: acts.blocks(),
+            of_tile_log2: (acts.height() / FEW).ilog2(),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn block(&self, set: usize, b: usize) -> Set256<'a> {
+        let tile = set >> self.of_tile_log2;
+        let row = set - (tile << self.of_tile_log2);
+        let at = tile * self.blocks + b;
+        let scale = (at << self.of_tile_log2) + row;
+        Set256 {
+            q: &self.q[((4 * at) << self.of_tile_log2) + row..],
+            of_tile_log2: self.of_tile_log2,
+            d: &self.d[scale],
+            sums: &self.sums[scale],
+        }
+    }
+}
+
+impl<'a> Set256<'a> {
+    /// Unit `u` of four.
+    #[inline(always)]
+    pub(super) fn unit(&self, u: usize) -> &'a Unit {
+        &self.q[u << self.of_tile_log2]
     }
 }

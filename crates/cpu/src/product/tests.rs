@@ -148,6 +148,7 @@ fn every_format_shape_and_isa_equals_the_definition() {
             (40, 20, 8),
             (48, 2, 35),
             (64, 5, 9),
+            (20, 36, 15),
         ] {
             // Few super-blocks are many values; few float "blocks" are one value each.
             let k = match len {
@@ -157,6 +158,21 @@ fn every_format_shape_and_isa_equals_the_definition() {
             };
             check(ty, n, k, tokens, &mut rng, false);
         }
+    }
+}
+
+/// A thread's rows are more than kernels sum side by side, in several chunks.
+#[test]
+fn more_tiles_than_are_summed_at_once() {
+    let mut rng = Rng(5);
+    for ty in [
+        TensorType::Q4_1,
+        TensorType::Q5_0,
+        TensorType::Q4_K,
+        TensorType::Q6_K,
+    ] {
+        let k = if act_block(ty) == Some(32) { 544 } else { 768 };
+        check(ty, 1165, k, 21, &mut rng, false);
     }
 }
 

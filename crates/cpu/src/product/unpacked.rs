@@ -1,6 +1,7 @@
 //! A tile's weights, unpacked into the first-level cache: what the quantised kernels multiply.
 
-use crate::mem::{fetch_ahead, fetch_behind};
+use super::sums::Step;
+use crate::mem::{fetch_ahead, fetch_all};
 use quant::lanes::{Minima, RowF32, Run, Scales, Unpack32, Unpack256};
 use quant::product::{CHUNK, has_min};
 use quant::tile::{MAX_BLOCK_BYTES, ROWS, TileMatrix};
@@ -40,17 +41,6 @@ impl<'a> TileBlocks<'a> {
         }
     }
 
-    /// Fetches what lies a chunk behind block `b`, and some way behind that: for kernels that unpack a chunk at once, and fetch the next one
-    /// block by block between the products.
-    #[inline(always)]
-    pub(super) fn ahead_of_chunk(&self, b: usize) {
-        let bytes = self.rows * self.w.layout().block_bytes();
-        let start = b * bytes;
-        for at in (start..start + bytes).step_by(64) {
-            fetch_behind(&self.tile[at..], CHUNK32 * bytes);
-        }
-    }
-
     #[inline(always)]
     pub(super) fn block(&mut self, b: usize) -> &[u8] {
         let bytes = self.w.layout().block_bytes();
@@ -62,6 +52,37 @@ impl<'a> TileBlocks<'a> {
         let padded = &mut padded[..ROWS * bytes];
         self.w.layout().pad(self.rows, block, padded);
         padded
+    }
+}
+
+/// The bytes of a chunk that is unpacked next: a few are fetched with each 32 values of the one before, since a long burst of fetches would wait
+/// for itself.
+pub(super) struct Ahead<'a>(std::slice::Chunks<'a, u8>);
+
+impl<'a> Ahead<'a> {
+    /// Of `next`, a chunk of `chunk` blocks, beside products of `tokens` tokens, eight at a time; `None`: of nothing.
+    pub(super) fn new(
+        w: &TileMatrix<'a>,
+        next: Option<&Step>,
+        chunk: usize,
+        tokens: usize,
+    ) -> Self {
+        let bytes = next.map_or(&[][..], |&Step { tile, first, .. }| {
+            let block = w.tile_rows(tile) * w.layout().block_bytes();
+            let end = w.blocks().min(first + chunk);
+            &w.tile(tile)[first * block..end * block]
+        });
+        let fetches = tokens.div_ceil(8) * CHUNK32;
+        let lines = bytes.len().div_ceil(fetches * 64).max(1);
+        Self(bytes.chunks(lines * 64))
+    }
+
+    /// Fetches some more of them.
+    #[inline(always)]
+    pub(super) fn fetch(&mut self) {
+        if let Some(lines) = self.0.next() {
+            fetch_all(lines);
+        }
     }
 }
 

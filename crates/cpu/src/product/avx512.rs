@@ -84,14 +84,16 @@ pub(super) fn tiles32<U: Unpack32>(
     let mut steps = steps(w, tiles, CHUNK32).peekable();
     while let Some(step) = steps.next() {
         let n = chunk.unpack::<U, false>(&mut TileBlocks::new(w, step.tile), step.first);
+        let is_last = steps.peek().is_none_or(|next| next.group != step.group);
         let mut ahead = Ahead::new(w, steps.peek(), CHUNK32, acts.tokens());
         by_tokens!(acts.tokens(), |t, S, N| {
             let acc = tokens32::<U, S, N>(&chunk, step.first, n, &sets, t, &mut ahead);
             sums.put(t, step.slot(), step.first, &acc);
+            if is_last {
+                // Lines are waited for while the next tokens are multiplied.
+                sums.write(w, &step.group, t, N, out);
+            }
         });
-        if steps.peek().is_none_or(|next| next.group != step.group) {
-            sums.write(w, &step.group, out);
-        }
     }
 }
 
@@ -174,14 +176,16 @@ pub(super) fn tiles256<U: Unpack256>(
         for (i, block) in chunk[..n].iter_mut().enumerate() {
             block.unpack::<U>(&mut blocks, step.first + i);
         }
+        let is_last = steps.peek().is_none_or(|next| next.group != step.group);
         let mut ahead = Ahead::new(w, steps.peek(), CHUNK256, acts.tokens());
         by_tokens!(acts.tokens(), |t, S, N| {
             let acc = tokens256::<U, S, N>(&chunk[..n], step.first, &sets, t, &mut ahead);
             sums.put(t, step.slot(), step.first, &acc);
+            if is_last {
+                // Lines are waited for while the next tokens are multiplied.
+                sums.write(w, &step.group, t, N, out);
+            }
         });
-        if steps.peek().is_none_or(|next| next.group != step.group) {
-            sums.write(w, &step.group, out);
-        }
     }
 }
 
@@ -211,10 +215,30 @@ fn tokens256<U: Unpack256, const S: usize, const N: usize>(
             let sums = array!([&sets[0].sums[0]; N], |j| &sets[j / FEW].sums
                 [row + j % FEW]);
             let mut mins = [_mm512_setzero_si512(); N];
-            for (p, pairs) in block.min_pairs.iter().enumerate() {
-                let pairs = load_i32(pairs);
-                for (mins, sums) in mins.iter_mut().zip(sums) {
-                    *mins = dot_pair(*mins, pairs, &sums[p]);
+            if U::SUB32 {
+                // Sums of 32 codes fit 16 bits, too: half the products.
+                let mut sums32 = [[[0; 2]; 4]; N];
+                for (to, sums) in sums32.iter_mut().zip(sums) {
+                    // SAFETY: 16 sums are read, 8 written.
+                    unsafe {
+                        let sums = _mm256_loadu_si256(sums.as_ptr().cast());
+                        let sums = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+                        _mm_storeu_si128(to.as_mut_ptr().cast(), _mm256_cvtepi32_epi16(sums));
+                    }
+                }
+                for (p, pairs) in block.min_pairs.as_chunks::<2>().0.iter().enumerate() {
+                    let [low, high] = [load_i32(&pairs[0]), load_i32(&pairs[1])];
+                    let pairs = _mm512_mask_blend_epi16(0xaaaa_aaaa, low, high);
+                    for (mins, sums) in mins.iter_mut().zip(&sums32) {
+                        *mins = dot_pair(*mins, pairs, &sums[p]);
+                    }
+                }
+            } else {
+                for (p, pairs) in block.min_pairs.iter().enumerate() {
+                    let pairs = load_i32(pairs);
+                    for (mins, sums) in mins.iter_mut().zip(sums) {
+                        *mins = dot_pair(*mins, pairs, &sums[p]);
+                    }
                 }
             }
             let dmin = load_f32(&block.dmin);

@@ -62,13 +62,20 @@ impl Sums {
         }
     }
 
-    /// Writes the results of a group of tiles. Each token's lie in lines of their own, which are in no near cache: they are
-    /// asked for some tokens ahead.
+    /// Writes the results of a group of tiles, of `tokens` tokens from `first` on. Each token's lie in lines of their own, which are in no near cache:
+    /// they are asked for some tokens ahead.
     #[target_feature(enable = "avx512f")]
-    pub(super) fn write(&self, w: &TileMatrix<'_>, group: &Range<usize>, out: &Shared<'_, f32>) {
+    pub(super) fn write(
+        &self,
+        w: &TileMatrix<'_>,
+        group: &Range<usize>,
+        first: usize,
+        tokens: usize,
+        out: &Shared<'_, f32>,
+    ) {
         const AHEAD: usize = 16;
         let rows = (group.len() - 1) * ROWS + w.tile_rows(group.end - 1);
-        for (t, Kept(sums)) in self.kept[..self.tokens].iter().enumerate() {
+        for (t, Kept(sums)) in self.kept.iter().enumerate().skip(first).take(tokens) {
             // SAFETY: each tile writes its own rows of every token.
             let out = unsafe { out.part(t * w.n() + group.start * ROWS, rows) };
             for line in 0..group.len() {

@@ -111,7 +111,7 @@ pub(super) unsafe fn tiles32<U: Unpack32>(
                 }
             }
         }
-        sums.write(w, &group, 0, acts.tokens(), out);
+        sums.write(w, &group, 0, 0..acts.tokens(), out);
     }
     // SAFETY: the caller's promise.
     unsafe { amx::release() };
@@ -243,7 +243,7 @@ pub(super) unsafe fn tiles256<U: Unpack256>(
                 }
             }
         }
-        sums.write(w, &group, 0, acts.tokens(), out);
+        sums.write(w, &group, 0, 0..acts.tokens(), out);
     }
     // SAFETY: the caller's promise.
     unsafe { amx::release() };

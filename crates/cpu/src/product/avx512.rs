@@ -13,6 +13,9 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+/// Tokens, at most, whose codes of a chunk and sums of a group stay in the second-level cache.
+const TOKENS: usize = 512;
+
 /// Where a tile's results go.
 #[derive(Clone, Copy)]
 pub(super) struct Out<'a> {
@@ -80,20 +83,56 @@ pub(super) fn tiles32<U: Unpack32>(
     out: &Shared<'_, f32>,
 ) {
     let sets = Sets::new(acts);
-    let (mut chunk, mut sums) = (Chunk32::zero(), Sums::new(acts.tokens()));
-    let mut steps = steps(w, tiles, CHUNK32).peekable();
-    while let Some(step) = steps.next() {
-        let n = chunk.unpack::<U, false>(&mut TileBlocks::new(w, step.tile), step.first);
-        let is_last = steps.peek().is_none_or(|next| next.group != step.group);
-        let mut ahead = Ahead::new(w, steps.peek(), CHUNK32, acts.tokens());
-        by_tokens!(acts.tokens(), |t, S, N| {
-            let acc = tokens32::<U, S, N>(&chunk, step.first, n, &sets, t, &mut ahead);
-            sums.put(t, step.slot(), step.first, &acc);
-            if is_last {
-                // Lines are waited for while the next tokens are multiplied.
-                sums.write(w, &step.group, t, N, out);
+    let mut chunk = Chunk32::zero();
+    let room = acts.tokens().min(TOKENS);
+    let mut sums = Sums::new(room);
+    let mut starts = vec![[[0; FEW]; CHUNK32]; room.div_ceil(FEW)];
+    for begin in (0..acts.tokens()).step_by(TOKENS) {
+        let tokens = TOKENS.min(acts.tokens() - begin);
+        let mut steps = steps(w, tiles.clone(), CHUNK32).peekable();
+        while let Some(step) = steps.next() {
+            let n = chunk.unpack::<U, false>(&mut TileBlocks::new(w, step.tile), step.first);
+            if U::BIAS != 0 && step.slot() == 0 {
+                let starts = &mut starts[..tokens.div_ceil(FEW)];
+                starts32::<U>(&sets, begin / FEW, (step.first, n), starts);
             }
-        });
+            let is_last = steps.peek().is_none_or(|next| next.group != step.group);
+            let mut ahead = Ahead::new(w, steps.peek(), CHUNK32, tokens);
+            by_tokens!(tokens, |t, S, N| {
+                let acc = tokens32::<U, S, N>(
+                    &chunk,
+                    step.first,
+                    n,
+                    &sets,
+                    &starts[t / FEW..],
+                    begin + t,
+                    &mut ahead,
+                );
+                sums.put(t, step.slot(), step.first, &acc);
+                if is_last {
+                    // Lines are waited for while the next tokens are multiplied.
+                    sums.write(w, &step.group, begin, t..t + N, out);
+                }
+            });
+        }
+    }
+}
+
+/// What sums of products begin with, for sets from `set` on and a chunk, by its first block and their number: codes are raised by BIAS, what that
+/// adds is taken off beforehand. In memory, from where it comes to all lanes for nothing; out of a register it would take the place of a product.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn starts32<U: Unpack32>(
+    sets: &Sets<'_>,
+    set: usize,
+    (first, n): (usize, usize),
+    starts: &mut [[[i32; FEW]; CHUNK32]],
+) {
+    for (s, starts) in starts.iter_mut().enumerate() {
+        for (b, starts) in starts[..n].iter_mut().enumerate() {
+            for (start, sum) in starts.iter_mut().zip(sets.block(set + s, first + b).sum) {
+                *start = -U::BIAS * sum;
+            }
+        }
     }
 }
 
@@ -105,29 +144,15 @@ fn tokens32<U: Unpack32, const S: usize, const N: usize>(
     first: usize,
     n: usize,
     sets: &Sets<'_>,
+    starts: &[[[i32; FEW]; CHUNK32]],
     t: usize,
     ahead: &mut Ahead<'_>,
 ) -> [__m512; N] {
     let row = t % FEW;
     let begin = array!([0; S], |s| sets.begin(t / FEW + s) + first * sets.stride());
-    // Codes are raised by BIAS; what that adds is taken off beforehand.
-    let mut starts = [[[0; FEW]; S]; CHUNK32];
-    if U::BIAS != 0 {
-        for (b, starts) in starts.iter_mut().enumerate().take(n) {
-            for (starts, begin) in starts.iter_mut().zip(begin) {
-                let sums = sets.at(begin + b * sets.stride()).sum;
-                // SAFETY: four values are read and four written.
-                unsafe {
-                    let sums = _mm_loadu_si128(sums.as_ptr().cast());
-                    let start = _mm_mullo_epi32(sums, _mm_set1_epi32(-U::BIAS));
-                    _mm_storeu_si128(starts.as_mut_ptr().cast(), start);
-                }
-            }
-        }
-        in_memory(&mut starts);
-    }
     let mut acc = [_mm512_setzero_ps(); N];
-    for (b, starts) in starts.iter().enumerate().take(n) {
+    let starts = array!([&starts[0]; S], |s| &starts[s]);
+    for (b, codes) in chunk.q.iter().enumerate().take(n) {
         ahead.fetch();
         let sets = array!([sets.at(begin[0]); S], |s| sets
             .at(begin[s] + b * sets.stride()));
@@ -135,11 +160,11 @@ fn tokens32<U: Unpack32, const S: usize, const N: usize>(
         let mut dots = [_mm512_setzero_si512(); N];
         if U::BIAS != 0 {
             for (j, dot) in dots.iter_mut().enumerate() {
-                *dot = _mm512_set1_epi32(starts[j / FEW][row + j % FEW]);
+                *dot = _mm512_set1_epi32(starts[j / FEW][b][row + j % FEW]);
             }
         }
         each_group!(|g| {
-            let w = load(&chunk.q[b], g);
+            let w = load(codes, g);
             for (dot, q) in dots.iter_mut().zip(q) {
                 *dot = _mm512_dpbusd_epi32(*dot, w, group(q, g));
             }
@@ -168,24 +193,27 @@ pub(super) fn tiles256<U: Unpack256>(
 ) {
     let sets = Sets256::new(acts);
     let mut chunk = [const { Super256::zero() }; CHUNK256];
-    let mut sums = Sums::new(acts.tokens());
-    let mut steps = steps(w, tiles, CHUNK256).peekable();
-    while let Some(step) = steps.next() {
-        let n = CHUNK256.min(w.blocks() - step.first);
-        let mut blocks = TileBlocks::new(w, step.tile);
-        for (i, block) in chunk[..n].iter_mut().enumerate() {
-            block.unpack::<U>(&mut blocks, step.first + i);
-        }
-        let is_last = steps.peek().is_none_or(|next| next.group != step.group);
-        let mut ahead = Ahead::new(w, steps.peek(), CHUNK256, acts.tokens());
-        by_tokens!(acts.tokens(), |t, S, N| {
-            let acc = tokens256::<U, S, N>(&chunk[..n], step.first, &sets, t, &mut ahead);
-            sums.put(t, step.slot(), step.first, &acc);
-            if is_last {
-                // Lines are waited for while the next tokens are multiplied.
-                sums.write(w, &step.group, t, N, out);
+    let mut sums = Sums::new(acts.tokens().min(TOKENS));
+    for begin in (0..acts.tokens()).step_by(TOKENS) {
+        let tokens = TOKENS.min(acts.tokens() - begin);
+        let mut steps = steps(w, tiles.clone(), CHUNK256).peekable();
+        while let Some(step) = steps.next() {
+            let chunk = &mut chunk[..CHUNK256.min(w.blocks() - step.first)];
+            let mut blocks = TileBlocks::new(w, step.tile);
+            for (i, block) in chunk.iter_mut().enumerate() {
+                block.unpack::<U>(&mut blocks, step.first + i);
             }
-        });
+            let is_last = steps.peek().is_none_or(|next| next.group != step.group);
+            let mut ahead = Ahead::new(w, steps.peek(), CHUNK256, tokens);
+            by_tokens!(tokens, |t, S, N| {
+                let acc = tokens256::<U, S, N>(chunk, step.first, &sets, begin + t, &mut ahead);
+                sums.put(t, step.slot(), step.first, &acc);
+                if is_last {
+                    // As above.
+                    sums.write(w, &step.group, begin, t..t + N, out);
+                }
+            });
+        }
     }
 }
 

@@ -62,22 +62,23 @@ impl Sums {
         }
     }
 
-    /// Writes the results of a group of tiles, of `tokens` tokens from `first` on. Each token's lie in lines of their own, which are in no near cache:
-    /// they are asked for some tokens ahead.
+    /// Writes the results of a group of tiles, of some of the tokens, which are those of the product from `begin` on. Each token's lie in lines
+    /// of their own, which are in no near cache: they are asked for some tokens ahead.
     #[target_feature(enable = "avx512f")]
     pub(super) fn write(
         &self,
         w: &TileMatrix<'_>,
         group: &Range<usize>,
-        first: usize,
-        tokens: usize,
+        begin: usize,
+        tokens: Range<usize>,
         out: &Shared<'_, f32>,
     ) {
         const AHEAD: usize = 16;
         let rows = (group.len() - 1) * ROWS + w.tile_rows(group.end - 1);
-        for (t, Kept(sums)) in self.kept.iter().enumerate().skip(first).take(tokens) {
+        let first = begin + tokens.start;
+        for (t, Kept(sums)) in self.kept[tokens].iter().enumerate() {
             // SAFETY: each tile writes its own rows of every token.
-            let out = unsafe { out.part(t * w.n() + group.start * ROWS, rows) };
+            let out = unsafe { out.part((first + t) * w.n() + group.start * ROWS, rows) };
             for line in 0..group.len() {
                 let ahead = out.as_ptr().wrapping_add(AHEAD * w.n() + line * ROWS);
                 _mm_prefetch::<_MM_HINT_ET0>(ahead.cast());

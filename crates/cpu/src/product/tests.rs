@@ -161,9 +161,9 @@ fn every_format_shape_and_isa_equals_the_definition() {
     }
 }
 
-/// A thread's rows are more than kernels sum side by side, in several chunks.
+/// A thread's rows, or the tokens, are more than kernels sum side by side, in several chunks.
 #[test]
-fn more_tiles_than_are_summed_at_once() {
+fn more_than_is_summed_at_once() {
     let mut rng = Rng(5);
     for ty in [
         TensorType::Q4_1,
@@ -173,6 +173,7 @@ fn more_tiles_than_are_summed_at_once() {
     ] {
         let k = if act_block(ty) == Some(32) { 544 } else { 768 };
         check(ty, 1165, k, 21, &mut rng, false);
+        check(ty, 21, k, 523, &mut rng, false);
     }
 }
 

@@ -273,7 +273,6 @@ impl Writer<'_> {
             TileOut {
                 first: tile * height,
                 height,
-                unit: unit(self.block),
                 q: self.q.part(first * self.k, height * self.k),
                 d: self.d.part(scales, n),
                 ds: self.ds.part(scales, n),
@@ -425,7 +424,6 @@ struct TileOut<'a> {
     /// First row.
     first: usize,
     height: usize,
-    unit: usize,
     q: &'a mut [i8],
     d: &'a mut [f32],
     ds: &'a mut [f32],
@@ -475,6 +473,78 @@ impl TileOut<'_> {
     reason = "shapes and strides of one operation"
 )]
 #[inline(always)]
+fn quantise_tile_of<V: F32x16, const BLOCK: usize>(
+    x: &[f32],
+    x_first: usize,
+    tokens: usize,
+    k: usize,
+    passes: usize,
+    out: &mut TileOut<'_>,
+) {
+    let (height, unit) = (out.height, unit(BLOCK));
+    let (scratch, lost) = (&mut [0i8; BLOCK], &mut [0f32; BLOCK]);
+    for row in 0..height {
+        let pass = (out.first + row) / tokens;
+        let pass = if pass < passes { pass } else { 2 };
+        for b in 0..k / BLOCK {
+            let to = (b * BLOCK) * height + row * unit;
+            // A block of 32 lies where it is written, one of 256 does not lie together.
+            let codes = if BLOCK == BLOCK32 {
+                &mut out.q[to..][..BLOCK]
+            } else {
+                &mut scratch[..]
+            };
+            let (d, sum) = if pass < 2 {
+                let t = (out.first + row) % tokens - x_first;
+                let x = &x[t * k + b * BLOCK..][..BLOCK];
+                let quantise = |x: &[f32], codes: &mut [i8]| {
+                    if BLOCK == BLOCK32 {
+                        quantise_and_sum::<V, true>(x, codes)
+                    } else {
+                        (quantise_block::<V>(x, codes), 0.0)
+                    }
+                };
+                let (d, sum) = quantise(x, codes);
+                if pass == 0 {
+                    (d, sum)
+                } else {
+                    for ((lost, x), q) in lost.iter_mut().zip(x).zip(&*codes) {
+                        *lost = (-d).mul_add(f32::from(*q), *x);
+                    }
+                    quantise(lost, codes)
+                }
+            } else {
+                // The last tile is filled up with zeros.
+                codes.fill(0);
+                (0.0, 0.0)
+            };
+            let at = b * height + row;
+            out.d[at] = d;
+            if BLOCK == BLOCK32 {
+                out.sum32[at] = sum as i32;
+                out.ds[at] = d * sum;
+            } else {
+                for (u, codes) in scratch.chunks_exact(unit).enumerate() {
+                    out.q[to + u * unit * height..][..unit].copy_from_slice(codes);
+                }
+                let sum = |codes: &[i8]| codes.iter().map(|&q| i32::from(q)).sum::<i32>();
+                for (codes, out) in scratch
+                    .chunks_exact(16)
+                    .zip(&mut out.sum16[at * 16..][..16])
+                {
+                    // 16 codes of at most 127.
+                    *out = sum(codes) as i16;
+                }
+            }
+        }
+    }
+}
+
+#[allow(
+    clippy::too_many_arguments,
+    reason = "shapes and strides of one operation"
+)]
+#[inline(always)]
 fn quantise_tile_with<V: F32x16>(
     x: &[f32],
     x_first: usize,
@@ -484,48 +554,10 @@ fn quantise_tile_with<V: F32x16>(
     passes: usize,
     out: &mut TileOut<'_>,
 ) {
-    let (height, unit) = (out.height, out.unit);
-    let (mut codes, mut lost) = ([0i8; BLOCK256], [0f32; BLOCK256]);
-    let (codes, lost) = (&mut codes[..block], &mut lost[..block]);
-    for row in 0..height {
-        let pass = (out.first + row) / tokens;
-        let pass = if pass < passes { pass } else { 2 };
-        for b in 0..k / block {
-            let d = if pass < 2 {
-                let t = (out.first + row) % tokens - x_first;
-                let x = &x[t * k + b * block..][..block];
-                let d = quantise_block::<V>(x, codes);
-                if pass == 0 {
-                    d
-                } else {
-                    for ((lost, x), q) in lost.iter_mut().zip(x).zip(&*codes) {
-                        *lost = (-d).mul_add(f32::from(*q), *x);
-                    }
-                    quantise_block::<V>(lost, codes)
-                }
-            } else {
-                // The last tile is filled up with zeros.
-                codes.fill(0);
-                0.0
-            };
-            for (u, codes) in codes.chunks_exact(unit).enumerate() {
-                out.q[(b * block + u * unit) * height + row * unit..][..unit]
-                    .copy_from_slice(codes);
-            }
-            let at = b * height + row;
-            out.d[at] = d;
-            let sum = |codes: &[i8]| codes.iter().map(|&q| i32::from(q)).sum::<i32>();
-            if block == BLOCK32 {
-                let sum = sum(codes);
-                out.sum32[at] = sum;
-                out.ds[at] = d * sum as f32;
-            } else {
-                for (codes, out) in codes.chunks_exact(16).zip(&mut out.sum16[at * 16..][..16]) {
-                    // 16 codes of at most 127.
-                    *out = sum(codes) as i16;
-                }
-            }
-        }
+    if block == BLOCK32 {
+        quantise_tile_of::<V, BLOCK32>(x, x_first, tokens, k, passes, out);
+    } else {
+        quantise_tile_of::<V, BLOCK256>(x, x_first, tokens, k, passes, out);
     }
 }
 simd_kernel! { fn quantise_tile(x: &[f32], x_first: usize, tokens: usize, k: usize, block: usize, passes: usize, out: &mut TileOut<'_>) = quantise_tile_with; }
@@ -533,6 +565,12 @@ simd_kernel! { fn quantise_tile(x: &[f32], x_first: usize, tokens: usize, k: usi
 /// [`quant::act::quantise_block`] in lanes.
 #[inline(always)]
 pub(crate) fn quantise_block<V: F32x16>(x: &[f32], q: &mut [i8]) -> f32 {
+    quantise_and_sum::<V, false>(x, q).0
+}
+
+/// The same, and with `SUM` the sum of the codes (exact: they are integers, and small).
+#[inline(always)]
+fn quantise_and_sum<V: F32x16, const SUM: bool>(x: &[f32], q: &mut [i8]) -> (f32, f32) {
     let mut amax = V::splat(0.0);
     // A NaN or an infinity times zero is NaN and stays in this sum.
     let mut fault = V::splat(0.0);
@@ -541,20 +579,25 @@ pub(crate) fn quantise_block<V: F32x16>(x: &[f32], q: &mut [i8]) -> f32 {
         fault = x.fma(V::splat(0.0), fault);
         amax = x.abs().max(amax);
     }
-    let (amax, fault) = (amax.max_lane(), fault.sum());
-    if fault.is_nan() {
+    if fault.any_nan() {
         q.fill(0);
-        return f32::NAN;
+        return (f32::NAN, 0.0);
     }
+    let amax = amax.max_lane();
     if amax < AMAX_MIN {
         q.fill(0);
-        return 0.0;
+        return (0.0, 0.0);
     }
     let inverse = V::splat(127.0 / amax);
+    let mut sum = V::splat(0.0);
     for (x, q) in x.chunks_exact(16).zip(q.chunks_exact_mut(16)) {
-        V::load(x).mul(inverse).store_i8(q);
+        let x = V::load(x).mul(inverse);
+        x.store_i8(q);
+        if SUM {
+            sum = sum.add(x.round());
+        }
     }
-    amax / 127.0
+    (amax / 127.0, sum.sum())
 }
 
 #[cfg(test)]

@@ -106,6 +106,11 @@ pub(crate) trait F32x16: Copy {
         }
         a[0]
     }
+    /// Whether any lane is NaN.
+    #[inline(always)]
+    fn any_nan(self) -> bool {
+        self.to_array().iter().any(|x| x.is_nan())
+    }
     /// Largest lane by halving, with the NaN rule of [`F32x16::max`].
     #[inline(always)]
     fn max_lane(self) -> f32 {

@@ -215,6 +215,14 @@ impl F32x16 for Avx2x16 {
         unsafe { sum8(_mm256_add_ps(self.0, self.1)) }
     }
     #[inline(always)]
+    fn any_nan(self) -> bool {
+        // SAFETY: only inside functions compiled for AVX2.
+        unsafe {
+            let nan = |x| _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x);
+            _mm256_movemask_ps(_mm256_or_ps(nan(self.0), nan(self.1))) != 0
+        }
+    }
+    #[inline(always)]
     fn max_lane(self) -> f32 {
         // SAFETY: only inside functions compiled for AVX2.
         unsafe { max8(_mm256_max_ps(self.0, self.1)) }
@@ -499,6 +507,11 @@ impl F32x16 for Avx512x16 {
             );
             sum8(_mm256_add_ps(low, high))
         }
+    }
+    #[inline(always)]
+    fn any_nan(self) -> bool {
+        // SAFETY: only inside functions compiled for AVX-512.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0) != 0 }
     }
     #[inline(always)]
     fn max_lane(self) -> f32 {

@@ -391,6 +391,22 @@ pub(super) fn rows(
             decode(&stream, target, &pool, &case, report)?;
         }
     }
+    // Few blocks, as many as are folded by single threads, and one more; of all types, and for each number of query heads.
+    for blocks in 1..=13 {
+        let ty = KvType::ALL[blocks % KvType::ALL.len()];
+        let gqa = 1 + (blocks * 3) % 8;
+        let c = [64, 128, 256][blocks % 3];
+        for (heads, gqa, c, n) in [
+            (4, gqa, c, blocks * CELLS - 7),
+            (8, 1 + gqa % 8, 128, (blocks - 1) * CELLS + 1 + 2 * blocks),
+        ] {
+            let mut case = Case::new(shape(heads, c, c, ty, ty), gqa, n, 101 + blocks as u64)?;
+            if blocks % 4 == 3 {
+                case.sinks = Some(values(case.heads, 73));
+            }
+            decode(&stream, target, &pool, &case, report)?;
+        }
+    }
     faulty(&stream, target, report)
 }
 

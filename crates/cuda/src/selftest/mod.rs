@@ -20,6 +20,7 @@ use quant::formats;
 use crate::device::Device;
 use crate::kernel::{Module, Start};
 use crate::product::Target;
+use crate::ptx;
 
 /// What is tested.
 #[derive(Debug, Clone)]
@@ -157,16 +158,19 @@ pub fn run(
     Ok(rows)
 }
 
-/// Has the driver compile what formats need, side by side, and remember it. What fails is told when it is used.
+/// Has the driver compile what takes it long, side by side, and remember it. What fails is told when it is used.
 fn compile(device: &Device, options: &Options) {
     let compute = options.target.compute(device);
     let parts = [(options.products, "product"), (options.experts, "experts")];
+    let of_formats = parts.iter().filter(|(is_tested, _)| *is_tested);
+    let of_formats = of_formats.flat_map(|(_, part)| {
+        let name = move |ty: &TensorType| format!("{part}_{}", ty.name().to_ascii_lowercase());
+        options.formats.iter().map(name)
+    });
+    let others = ptx::names().filter(|n| options.others && n.starts_with("attention"));
     std::thread::scope(|scope| {
-        for (_, part) in parts.into_iter().filter(|&(is_tested, _)| is_tested) {
-            for ty in &options.formats {
-                let name = format!("{part}_{}", ty.name().to_ascii_lowercase());
-                scope.spawn(move || Module::load_for(device, &name, compute).is_ok());
-            }
+        for name in of_formats.chain(others.map(str::to_owned)) {
+            scope.spawn(move || Module::load_for(device, &name, compute).is_ok());
         }
     });
 }

@@ -569,6 +569,33 @@ fn chunks_grow_where_experts_are_copied_for_each() {
 }
 
 #[test]
+fn chunks_grow_for_a_tail_where_all_experts_are_resident() {
+    let model = experts(16);
+    let request = Request {
+        spill_weights: SpillWeights::None,
+        type_k: Some(F16),
+        type_v: Some(F16),
+        n_seq: 2,
+        ..ctx(262_144)
+    };
+    let on = |n_ubatch_max: u64, free: u64| {
+        let request = Request {
+            n_ubatch_max,
+            ..request
+        };
+        plan(&request, &model, &with_free(machine("h200-pcie5"), free))
+    };
+    let all = on(0, 130 * GIB);
+    assert_eq!(all.layout.spill_bytes, 0);
+    // Experts are more than the tail, which is what is copied.
+    let free = all.layout.fast_bytes - 8 * GIB;
+    let (plain, grown) = (on(0, free), on(4096, free));
+    assert!(plain.layout.spill_bytes > 7 * GIB && plain.layout.expert_cache_bytes > 11 * GIB);
+    assert_eq!(plain.n_ubatch, 512);
+    assert!(grown.n_ubatch >= 1024, "{}", grown.n_ubatch);
+}
+
+#[test]
 fn chunks_grow_where_a_long_tail_is_copied_for_each() {
     let model = dense(48, 10.0);
     let request = Request {

@@ -1,8 +1,8 @@
 //! Quantised products with AVX-512 VNNI: 16 rows a register, a group of 4 values a lane.
 
 use super::sets::{Set256, Sets, Sets256};
-use super::sums::{Sums, steps};
-use super::unpacked::{Ahead, CHUNK32, CHUNK256, Chunk32, Super256, TileBlocks};
+use super::sums::{Ahead, Sums, steps};
+use super::unpacked::{CHUNK32, CHUNK256, Chunk32, Super256, TileBlocks};
 use crate::acts::{ActsView, FEW};
 use crate::mem::Shared;
 use crate::simd::array;

@@ -1,6 +1,8 @@
-//! Sums of many tokens over the chunks of K, of some tiles of rows side by side: what kernels of 16 rows a register keep between chunks.
+//! Sums of many tokens over the chunks of K, of some tiles of rows side by side: what kernels of 16 rows a register keep between chunks, and the order
+//! of these.
 
-use crate::mem::Shared;
+use super::unpacked::CHUNK32;
+use crate::mem::{Shared, fetch_all};
 use quant::tile::{ROWS, TileMatrix};
 use std::arch::x86_64::*;
 use std::cell::Cell;
@@ -135,4 +137,35 @@ pub(super) fn steps(
             })
         })
     })
+}
+
+/// The bytes of a chunk that is unpacked next: a few are fetched with each 32 values of the one before, since a long burst of fetches would wait
+/// for itself.
+pub(super) struct Ahead<'a>(std::slice::Chunks<'a, u8>);
+
+impl<'a> Ahead<'a> {
+    /// Of `next`, a chunk of `chunk` blocks, beside products of `tokens` tokens, eight at a time; `None`: of nothing.
+    pub(super) fn new(
+        w: &TileMatrix<'a>,
+        next: Option<&Step>,
+        chunk: usize,
+        tokens: usize,
+    ) -> Self {
+        let bytes = next.map_or(&[][..], |&Step { tile, first, .. }| {
+            let block = w.tile_rows(tile) * w.layout().block_bytes();
+            let end = w.blocks().min(first + chunk);
+            &w.tile(tile)[first * block..end * block]
+        });
+        let fetches = tokens.div_ceil(8) * CHUNK32;
+        let lines = bytes.len().div_ceil(fetches * 64).max(1);
+        Self(bytes.chunks(lines * 64))
+    }
+
+    /// Fetches some more of them.
+    #[inline(always)]
+    pub(super) fn fetch(&mut self) {
+        if let Some(lines) = self.0.next() {
+            fetch_all(lines);
+        }
+    }
 }

@@ -1,7 +1,6 @@
 //! A tile's weights, unpacked into the first-level cache: what the quantised kernels multiply.
 
-use super::sums::Step;
-use crate::mem::{fetch_ahead, fetch_all};
+use crate::mem::fetch_ahead;
 use quant::lanes::{Minima, RowF32, Run, Scales, Unpack32, Unpack256};
 use quant::product::{CHUNK, has_min};
 use quant::tile::{MAX_BLOCK_BYTES, ROWS, TileMatrix};
@@ -52,37 +51,6 @@ impl<'a> TileBlocks<'a> {
         let padded = &mut padded[..ROWS * bytes];
         self.w.layout().pad(self.rows, block, padded);
         padded
-    }
-}
-
-/// The bytes of a chunk that is unpacked next: a few are fetched with each 32 values of the one before, since a long burst of fetches would wait
-/// for itself.
-pub(super) struct Ahead<'a>(std::slice::Chunks<'a, u8>);
-
-impl<'a> Ahead<'a> {
-    /// Of `next`, a chunk of `chunk` blocks, beside products of `tokens` tokens, eight at a time; `None`: of nothing.
-    pub(super) fn new(
-        w: &TileMatrix<'a>,
-        next: Option<&Step>,
-        chunk: usize,
-        tokens: usize,
-    ) -> Self {
-        let bytes = next.map_or(&[][..], |&Step { tile, first, .. }| {
-            let block = w.tile_rows(tile) * w.layout().block_bytes();
-            let end = w.blocks().min(first + chunk);
-            &w.tile(tile)[first * block..end * block]
-        });
-        let fetches = tokens.div_ceil(8) * CHUNK32;
-        let lines = bytes.len().div_ceil(fetches * 64).max(1);
-        Self(bytes.chunks(lines * 64))
-    }
-
-    /// Fetches some more of them.
-    #[inline(always)]
-    pub(super) fn fetch(&mut self) {
-        if let Some(lines) = self.0.next() {
-            fetch_all(lines);
-        }
     }
 }
 

@@ -59,13 +59,13 @@ fn token_ms(plan: &Plan) -> f64 {
 /// Bytes in host memory that a chunk of many tokens needs on the device: cells, and weights but for the embedding.
 fn outside(plan: &Plan) -> u64 {
     let layout = &plan.layout;
-    let held = layout.embedding_host_bytes;
-    let experts = match layout.expert_slots {
+    // If some experts are in host memory all are, those in slots, too.
+    let twice = match layout.expert_staging_bytes {
         0 => 0,
-        // All experts are in host memory, those in slots, too.
         _ => layout.expert_cache_bytes,
     };
-    layout.host_bytes.saturating_sub(held + experts)
+    let elsewhere = layout.embedding_host_bytes.saturating_add(twice);
+    layout.host_bytes.saturating_sub(elsewhere)
 }
 
 /// Whether copies of what is outside take longer than the products of a chunk.

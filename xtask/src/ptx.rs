@@ -171,7 +171,7 @@ fn assemble(nvcc: &Path, ptx: &Path, target: &str) -> Result<String> {
 /// Lists what is compiled, for `cuda/src/ptx.rs`.
 fn write_index(folder: &Path, all: &[String]) -> Result<()> {
     let mut text =
-        String::from("// Written by `xtask ptx`.\nconst ALL: &[Compiled] = compiled! {\n");
+        String::from("// Written by `xtask ptx`.\nstatic ALL: &[Compiled] = compiled! {\n");
     for name in all {
         if TARGETS
             .iter()

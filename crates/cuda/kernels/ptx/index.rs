@@ -1,5 +1,5 @@
 // Written by `xtask ptx`.
-const ALL: &[Compiled] = compiled! {
+static ALL: &[Compiled] = compiled! {
     "acts"
     "attention"
     "attention_g1_w2"
